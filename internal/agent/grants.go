@@ -1,0 +1,122 @@
+package agent
+
+// Access is what a mount allows.
+type Access string
+
+// The two kinds of access.
+const (
+	ReadOnly  Access = "ro"
+	ReadWrite Access = "rw"
+)
+
+// ToolsAll in Grants.Tools grants every built-in tool of the agent.
+const ToolsAll = "*"
+
+// MCPToolPrefix marks an MCP server in Grants.Tools: "mcp__<server>".
+const MCPToolPrefix = "mcp__"
+
+// Mount is a path of the host a turn may reach.
+type Mount struct {
+	Path   string
+	Access Access
+}
+
+// Bind shows a path of the host inside a container or sandbox.
+type Bind struct {
+	Source      string
+	Destination string
+	Access      Access
+}
+
+// Grants are everything a turn may have. What is not here it does not get.
+type Grants struct {
+	// Env is the complete allowlist of environment variable names. A name ending
+	// in "*" grants every name with that prefix. Host variables are inherited
+	// only when listed; a variable the profile or request sets that is not listed
+	// is refused.
+	Env []string
+	// Tools are built-in tool names (or ToolsAll) and "mcp__<server>" for each
+	// MCP server. The profile may narrow them, never widen them.
+	Tools []string
+	// Mounts are the paths the turn may read or write. Where one lies inside
+	// another the inner one decides. The working directory must lie inside one.
+	Mounts []Mount
+	// Within, when set, confines every mount: one that resolves outside it,
+	// through ".." or a symbolic link, is refused.
+	Within string
+	// VCS grants version control: its credentials and configuration in the
+	// environment, its executables, and writable metadata.
+	VCS bool
+	// DaggerEngine grants the engine at this address to an sbx turn that asks for it.
+	DaggerEngine string
+	// HostServers grants an sbx turn servers on the host's loopback.
+	HostServers []HostServer
+}
+
+// Network is how much of the network a turn reaches. It is the pool's choice
+// unless Profile.SandboxDomains narrows it.
+type Network struct {
+	// Open gives the turn the host's network as it is.
+	Open bool
+	// Domains, when not Open, are the hosts reachable through the egress proxy;
+	// nil is any public host on 443 and 80, empty is nothing.
+	Domains []string
+	// Proxied says that Domains apply. With Open and Proxied both false the turn
+	// has no network at all.
+	Proxied bool
+}
+
+// Limits bound what a turn may use of its machine. They come from the pool, not
+// from the request. Zero is no limit; one that cannot be enforced is refused.
+type Limits struct {
+	MemoryBytes int64
+	Processes   int
+	OpenFiles   int
+	FileBytes   int64
+	CPUs        float64
+}
+
+// Confinement is what the operating system enforces for a confined host turn.
+type Confinement struct {
+	// Sandbox is the profile's host sandbox, SandboxNone or SandboxClaude.
+	Sandbox string
+	// Mounts are the granted mounts; the inner one decides.
+	Mounts []Mount
+	// System are the system paths and the agent's runtime. They add to Mounts.
+	System []Mount
+	// Denied are files and directories that stay unreadable and unexecutable
+	// inside Mounts and System. A denied file is denied whatever link leads to
+	// it, and under a hard link in a directory that holds a denied path.
+	Denied []string
+	// ReadOnlyMetadata are version control metadata paths inside writable mounts
+	// that stay read-only for a turn without version control.
+	ReadOnlyMetadata []string
+	// Workspace is the working directory on the host, and WorkDir the path it
+	// has inside, fixed so that a conversation continues on any worker. They are
+	// equal where paths cannot be moved.
+	Workspace, WorkDir string
+	// Network and Limits hold what the seed's listing leaves to the pool.
+	Network Network
+	Limits  Limits
+}
+
+// Policy is what a session enforces on every turn it runs, in words one can ask
+// questions of.
+type Policy struct {
+	Sandbox           string
+	Env               []string
+	Tools             []string // nil is all of them
+	MCPServers        []string
+	Mounts            []Mount
+	System            []Mount
+	VCS               bool
+	DeniedExecutables []string
+	Denied            []string
+	Image             string
+	Binds             []Bind
+	Agent             string
+	DaggerEngine      string
+	HostServers       []HostServer
+	Network           Network
+	Limits            Limits
+}

@@ -1,0 +1,26 @@
+// Package vcs describes where a turn works and which version control resources
+// come with that place. It runs no version control command: package workspace
+// provides workspaces, and the boundary decides what a turn may touch of one.
+package vcs
+
+import "context"
+
+// Workspace is a place a turn works in.
+type Workspace struct {
+	// Dir is the working directory, absolute.
+	Dir string
+	// Metadata are directories outside Dir that hold its version control
+	// metadata, such as the repository a git worktree's .git file points at.
+	// A turn reads them only with version control granted.
+	Metadata []string
+}
+
+// Provider hands out workspaces of one sort S.
+type Provider[S any] interface {
+	// Acquire makes a workspace ready for one attempt. It returns an error a
+	// caller may retry elsewhere when the place cannot be made ready now.
+	Acquire(ctx context.Context, spec S) (Workspace, error)
+	// Release gives the workspace back; its files may go. It is called once,
+	// after the last process that could write there is gone.
+	Release(ctx context.Context, w Workspace) error
+}
