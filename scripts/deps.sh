@@ -79,5 +79,5 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 if [ -n "$agents" ]; then
 	command -v npm >/dev/null || { say "npm is needed to install the agent CLIs"; exit 1; }
-	"$root/scripts/agents.sh"
+	"$root/scripts/agents.sh" >/dev/null # it prints where they are
 fi

@@ -1,0 +1,59 @@
+package archtest
+
+// Module is what the rules are about.
+const Module = "turnpike"
+
+// Map is the import map. The two contracts, job and agent, know nothing of what is
+// built on them; a technology points at its contract; the loops know contracts only;
+// cmd introduces everybody. An arrow that is added here says in a comment what it buys.
+var Map = []Rule{
+	// Leaves and contracts.
+	{Package: "internal/work"},
+	{Package: "internal/vcs"},
+	{Package: "migrations"},
+	{Package: "internal/job", May: []string{"internal/work"}},
+	{Package: "internal/agent", May: []string{"internal/work", "internal/vcs"}},
+
+	// The queue's side.
+	{Package: "internal/queue", May: []string{"internal/job", "internal/work"}},
+	{Package: "internal/dispatcher", May: []string{"internal/job", "internal/work"}},
+	{Package: "internal/api", May: []string{"internal/job", "internal/work"}},
+	{Package: "internal/web", May: []string{"internal/job", "internal/work"}},
+	{Package: "internal/store", May: []string{"internal/job", "internal/work", "migrations"}},
+	{Package: "internal/worker", May: []string{"internal/job", "internal/agent", "internal/work", "internal/vcs"}},
+
+	// The turn's side.
+	{Package: "internal/agent/driver/*", May: []string{"internal/agent"}},
+	{Package: "internal/agent/session", May: []string{"internal/agent"}},
+	{Package: "internal/agent/restricted", May: []string{"internal/agent"}},
+	// A nil launcher selects this platform's own, which is confine.
+	{Package: "internal/agent/boundary", May: []string{"internal/agent", "internal/agent/confine"}},
+	{Package: "internal/agent/procs", May: []string{"internal/agent", "internal/agent/session"}},
+	{Package: "internal/agent/egress"},
+	{Package: "internal/agent/confine", May: []string{"internal/agent", "internal/agent/procs", "internal/agent/egress"}},
+	{Package: "internal/agent/mcphost", May: []string{"internal/agent", "internal/agent/procs"}},
+	{Package: "internal/agent/sandbox/*", May: []string{"internal/agent", "internal/agent/procs", "internal/agent/egress"}},
+	{Package: "internal/agent/runner", May: []string{
+		"internal/agent", "internal/agent/session", "internal/agent/mcphost",
+		"internal/agent/procs", "internal/agent/boundary", "internal/agent/confine",
+	}},
+	{Package: "internal/workspace", May: []string{"internal/vcs", "internal/agent"}},
+
+	// The second seed's controller.
+	{Package: "internal/fleet"},
+	{Package: "internal/fleet/*", May: []string{"internal/fleet"}},
+
+	// Programs, and what only they show.
+	{Package: "cmd/*", May: []string{"..."}},
+	{Package: "internal/buildinfo"},
+
+	// Tests only: none of these is ever linked into a program.
+	{Package: "internal/testenv", May: []string{"..."}, Tests: true},
+	{Package: "internal/archtest", May: []string{"..."}, Tests: true},
+	{Package: "internal/e2e", May: []string{"..."}, Tests: true},
+	{Package: "internal/agent/agenttest", May: []string{"..."}, Tests: true},
+	{Package: "internal/agent/driver/drivertest", May: []string{"..."}, Tests: true},
+
+	// Keeps the modules in go.mod while the tree is being built up.
+	{Package: "internal/depspin"},
+}
