@@ -2,6 +2,8 @@
 package depspin
 
 import (
+	_ "github.com/go-json-experiment/json"
+	_ "github.com/go-json-experiment/json/jsontext"
 	_ "github.com/danielgtaylor/huma/v2"
 	_ "github.com/danielgtaylor/huma/v2/adapters/humago"
 	_ "github.com/google/go-cmp/cmp"
