@@ -1,0 +1,77 @@
+# `make` prints what there is. The work is done by scripts/, which say more.
+
+SHELL := bash
+.DEFAULT_GOAL := help
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
+INFO    := turnpike/internal/buildinfo
+LDFLAGS  = -s -w -X $(INFO).Version=$(VERSION) -X $(INFO).Commit=$(COMMIT)
+
+# Suites that need more than the Go toolchain: the engine (Postgres and NATS in containers), the agent CLIs, or the
+# kernel's help. `make test` runs them with all the others, `make test-unit` leaves them out.
+REAL := testenv store agent/confine agent/runner agent/driver/claude agent/agenttest e2e
+
+.PHONY: help
+help: ## Print this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: deps
+deps: ## Install what is missing, by apt and npm; asks first on a terminal (YES=1 does not)
+	@scripts/deps.sh all
+
+.PHONY: build
+build: ## Build bin/dispatcher and bin/worker
+	@mkdir -p bin
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+
+.PHONY: demo
+demo: build ## From nothing to a finished, recorded turn; nothing to configure, no key needed
+	@scripts/deps.sh postgres agents
+	@scripts/demo.sh
+
+.PHONY: agents
+agents: ## Install the pinned agent CLIs under .cache/agents
+	@scripts/agents.sh
+
+.PHONY: provider
+provider: ## Run the scripted model provider that tests and the demo use
+	@go run ./internal/agent/agenttest/provider
+
+.PHONY: test
+test: deps ## Run every test, on real parts; ARGS adds flags or packages
+	@scripts/test.sh $(ARGS)
+
+.PHONY: test-unit
+test-unit: ## Run the tests that need neither engine nor agent CLI
+	@go test $$(go list ./... | grep -v $(foreach s,$(REAL),-e '^turnpike/internal/$(s)$$'))
+
+.PHONY: lint
+lint: ## Check formatting, vet, the import map and golangci-lint
+	@scripts/lint.sh
+
+.PHONY: vuln
+vuln: ## Look for known vulnerabilities in what the programs call
+	@go build -C tools -o ../.cache/bin/govulncheck golang.org/x/vuln/cmd/govulncheck
+	@.cache/bin/govulncheck ./...
+
+.PHONY: bench
+bench: ## Run the benchmarks
+	@go test -run '^$$' -bench . -benchmem ./...
+
+.PHONY: engine-up
+engine-up: ## Start a container engine and build or pull the images, where missing
+	@scripts/engine.sh up
+
+.PHONY: engine-down
+engine-down: ## Stop the engine that engine-up started
+	@scripts/engine.sh down
+
+.PHONY: images
+images: build ## Build the images that compose.yaml runs
+	@scripts/build-images.sh
+
+.PHONY: clean
+clean: ## Remove what was built and cached here, and containers that crashed tests left
+	rm -rf bin .cache
+	@docker ps -aq --filter label=turnpike.testenv 2>/dev/null | xargs -r docker rm -fv >/dev/null

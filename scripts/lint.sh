@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Everything that is judged without running the program: formatting, vet, the import map, and golangci-lint with
+# .golangci.yaml. The linter is built once, from the version that tools/go.mod pins.
+#
+#   lint.sh [PACKAGE...]      packages: ./... unless given
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ $# -gt 0 ] || set -- ./...
+
+version=$(awk '$1 == "github.com/golangci/golangci-lint/v2" { print $2 }' tools/go.mod)
+linter=$PWD/.cache/bin/golangci-lint-$version
+if [ ! -x "$linter" ]; then
+	echo "lint: building golangci-lint $version, once; this takes minutes" >&2
+	mkdir -p "${linter%/*}"
+	(cd tools && go build -o "$linter.$$" github.com/golangci/golangci-lint/v2/cmd/golangci-lint)
+	mv "$linter.$$" "$linter"
+fi
+
+unformatted=$(git ls-files -co --exclude-standard -- '*.go' | xargs -r ls 2>/dev/null | xargs -r gofmt -l)
+[ -z "$unformatted" ] || { printf 'lint: run gofmt -w on:\n%s\n' "$unformatted" >&2; exit 1; }
+go vet "$@"
+(cd tools && go vet ./...)
+go test ./internal/archtest
+"$linter" run "$@"
