@@ -46,6 +46,7 @@ var Map = []Rule{
 	// Programs, and what only they show.
 	{Package: "cmd/*", May: []string{"..."}},
 	{Package: "internal/buildinfo"},
+	{Package: "internal/devpg"}, // the private Postgres of `dispatcher dev`
 
 	// Tests only: none of these is ever linked into a program.
 	{Package: "internal/testenv", May: []string{"..."}, Tests: true},
