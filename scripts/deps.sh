@@ -21,8 +21,7 @@ group() {
 	case $1 in
 	postgres) postgres_binaries || missing+=(postgresql) ;;
 	engine) answers || { need docker docker.io; need dockerd docker.io; need iptables iptables; } ;;
-	# What the locally built images are packed from, on a machine that can pull none.
-	images) group postgres; need busybox busybox-static; need setpriv util-linux ;;
+	images) need mmdebstrap mmdebstrap ;; # makes base images on a machine that can pull none
 	compose) docker compose version >/dev/null 2>&1 || need docker-compose docker-compose ;;
 	race) need gcc gcc libc6-dev ;; # the race detector links with cgo
 	agents) agents=1 ;;

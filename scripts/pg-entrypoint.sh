@@ -8,9 +8,8 @@
 #
 # On a first start a private server takes the set-up, so "ready to accept connections" is logged twice.
 set -eu
-PATH=/usr/lib/postgresql/bin:/usr/local/bin:/usr/bin:/bin
 PGDATA=${PGDATA:-/var/lib/postgresql/data}
-export PATH PGDATA
+export PGDATA
 
 case ${1:-postgres} in
 -*) set -- postgres "$@" ;;         # only options: they are the server's
@@ -23,7 +22,7 @@ if [ "$(id -u)" = 0 ]; then
 	mkdir -p "$PGDATA" /var/run/postgresql
 	chown -R postgres:postgres "$PGDATA" /var/run/postgresql
 	chmod 0700 "$PGDATA"
-	exec /usr/bin/setpriv --reuid=postgres --regid=postgres --clear-groups "$0" "$@"
+	exec setpriv --reuid=postgres --regid=postgres --clear-groups "$0" "$@"
 fi
 
 [ ! -s "$PGDATA/PG_VERSION" ] || exec "$@"
