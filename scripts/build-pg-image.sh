@@ -11,7 +11,7 @@ fail() { echo "build-pg-image: $*" >&2; exit 1; }
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# shellcheck disable=SC2016 # $1 is for the hooks: the new root
+# shellcheck disable=SC1091,SC2016 # in hooks, $1 is the new root
 mmdebstrap --quiet --variant=essential --include="postgresql-$major" \
 	--dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \
 	--dpkgopt='path-exclude=*/llvmjit*' --dpkgopt='path-exclude=*/libLLVM*' `# without it there is no JIT, and 110 MB less` \

@@ -4,6 +4,7 @@
 #   engine.sh up        starts and builds what is missing; changes nothing where all is there
 #   engine.sh status    0 when the engine answers and the images are there
 #   engine.sh down      ends only an engine that `up` started, and only that very process
+#   engine.sh image NAME BUILDER    has one more image there: pulled, or built by scripts/BUILDER NAME
 #
 # Safe to run twice and from two shells at once.
 #
@@ -116,5 +117,6 @@ case ${1:-up} in
 up) up ;;
 status) answers >/dev/null && have "$PG_IMAGE" && have "$NATS_IMAGE" ;;
 down) down ;;
-*) echo "usage: $0 up|status|down" >&2; exit 2 ;;
+image) image "${2:?name}" "${3:?builder}" ;;
+*) echo "usage: $0 up|status|down|image NAME BUILDER" >&2; exit 2 ;;
 esac

@@ -56,7 +56,7 @@ pg_ctl -D "$PGDATA" -w -o "-c listen_addresses='' -c fsync=off" start
 [ "$db" = postgres ] || echo 'CREATE DATABASE :"db"' | run_sql -d postgres -v db="$db"
 for f in /docker-entrypoint-initdb.d/*; do
 	case $f in
-	*.sh) if [ -x "$f" ]; then "$f"; else . "$f"; fi ;;
+	*.sh) if [ -x "$f" ]; then "$f"; else sh "$f"; fi ;;
 	*.sql) run_sql -d "$db" -f "$f" ;;
 	esac
 done

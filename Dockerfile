@@ -1,0 +1,28 @@
+# The images that compose.yaml runs. The programs are static and built outside, by `make images`, which calls this: so
+# the image build needs no compiler, and no network where the base already carries git and certificates.
+#
+# BASE is any Debian or Ubuntu; scripts/build-images.sh makes one where no registry can be reached.
+ARG BASE=debian:12-slim
+
+FROM ${BASE} AS base
+RUN { command -v git && test -s /etc/ssl/certs/ca-certificates.crt; } >/dev/null || { \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends bash ca-certificates git \
+		&& rm -rf /var/lib/apt/lists/*; }
+RUN groupadd --gid 10001 turnpike && useradd --uid 10001 --gid 10001 --no-log-init --create-home turnpike
+
+FROM base AS dispatcher
+COPY bin/dispatcher /usr/local/bin/
+USER 10001:10001
+EXPOSE 8080
+ENTRYPOINT ["dispatcher"]
+CMD ["serve"]
+
+# The worker carries the pinned agent CLI. Turns run as the worker's own user, without capabilities, held by Landlock.
+FROM base AS worker
+RUN install -d -o 10001 -g 10001 -m 0700 /var/lib/turnpike
+COPY .cache/agents/node_modules/@anthropic-ai/claude-code-linux-*/claude /usr/local/bin/
+COPY bin/worker /usr/local/bin/
+USER 10001:10001
+VOLUME /var/lib/turnpike
+ENTRYPOINT ["worker"]
+CMD ["serve"]
