@@ -1,0 +1,174 @@
+package procs
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnpike/internal/agent"
+)
+
+// setupBound is how long a root may take to execute its program. It is long
+// because a loaded machine is no failure, and there because a hung file system is.
+const setupBound = time.Minute
+
+// Self is the running program, whose copies are the roots.
+const Self = "/proc/self/exe"
+
+// Launch starts a command beneath a root. The zero Launch runs it as it is, which
+// is what a turn that nothing confines gets.
+type Launch struct {
+	// Launcher is the program whose main begins with Entry; empty is Self.
+	Launcher string
+	// Before, when set, is argv[0] of a process that stands in the root's place at
+	// first, prepares what the root and all beneath it live in, and then calls
+	// Become.
+	Before string
+	// Stage, when set, is argv[0] of the launcher's copy that the root starts
+	// instead of the command. The stage executes the command itself, once it has
+	// set itself up; until then it reports through descriptor 3.
+	Stage string
+	// Files are passed on to Before and Stage.
+	Files []*os.File
+	// Attr are the attributes the root is started with; Setsid is always set.
+	Attr syscall.SysProcAttr
+}
+
+// Supervised starts cmd under a root that nothing confines. It is the start
+// function of a turn that is not confined.
+func Supervised(cmd *exec.Cmd) error { return Launch{}.Start(cmd) }
+
+// Start starts cmd beneath a root and returns once the command was executed. cmd
+// must come through the function Start, which has put the root's end of the line
+// into cmd.ExtraFiles. A nil cmd.Env is an empty environment: nothing is inherited.
+func (l Launch) Start(cmd *exec.Cmd) error {
+	if cmd.Err != nil {
+		return fmt.Errorf("%w: %w", agent.ErrUnready, cmd.Err)
+	}
+	if len(cmd.ExtraFiles) != 1 || cmd.ExtraFiles[0].Name() != lineName {
+		return errors.New("start: a tree is started through procs.Start")
+	}
+	p := plan{Path: cmd.Path, Args: cmd.Args, Env: cmd.Env, Dir: cmd.Dir, Passed: len(l.Files)}
+	if len(p.Args) == 0 {
+		p.Args = []string{p.Path}
+	}
+	if l.Stage != "" {
+		p.Path, p.Args, p.Env, p.Dir, p.Stage = Self, []string{l.Stage}, nil, "/", true
+	}
+	text, err := json.Marshal(p)
+	if err != nil {
+		return fmt.Errorf("start: %w", err)
+	}
+	sealed, err := Seal("turnpike-plan", text)
+	if err != nil {
+		return fmt.Errorf("start: %w", err)
+	}
+	defer sealed.Close()
+	r, w, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("start: %w", err)
+	}
+	defer r.Close()
+
+	// The command stays what its caller made it, whatever was started in its place.
+	defer func(path string, args, env []string, dir string) {
+		cmd.Path, cmd.Args, cmd.Env, cmd.Dir = path, args, env, dir
+	}(cmd.Path, cmd.Args, cmd.Env, cmd.Dir)
+	cmd.Path, cmd.Args, cmd.Dir = l.Launcher, []string{rootName}, "/"
+	if cmd.Path == "" {
+		cmd.Path = Self
+	}
+	if l.Before != "" {
+		cmd.Args = []string{l.Before}
+	}
+	// The marker makes the root itself findable; everything else is in the plan.
+	cmd.Env = slices.DeleteFunc(append([]string{}, cmd.Env...), func(v string) bool {
+		return !strings.HasPrefix(v, markerName+"=")
+	})
+	cmd.ExtraFiles = append(slices.Clone(cmd.ExtraFiles), w, sealed)
+	cmd.ExtraFiles = append(cmd.ExtraFiles, l.Files...)
+	attr := l.Attr
+	attr.Setsid = true
+	cmd.SysProcAttr = &attr
+	err = cmd.Start()
+	w.Close()
+	if err != nil {
+		// Cloning into namespaces is refused here where the machine has none.
+		return NewFailure("start the root", err, agent.ErrUnsupported)
+	}
+	if err := l.await(r); err != nil {
+		_ = cmd.Process.Kill()
+		// An input that never ends must not keep a failed start from returning.
+		cmd.WaitDelay = time.Second
+		_ = cmd.Wait()
+		return err
+	}
+	return nil
+}
+
+// await returns nil once the set-up pipe closed without a word.
+func (Launch) await(r *os.File) error {
+	if err := r.SetReadDeadline(time.Now().Add(setupBound)); err != nil {
+		return fmt.Errorf("start: %w", err)
+	}
+	text, err := io.ReadAll(io.LimitReader(r, 64<<10))
+	if err != nil {
+		return fmt.Errorf("start: the root did not get ready: %w: %w", agent.ErrUnready, err)
+	}
+	if len(text) == 0 {
+		return nil
+	}
+	f := new(Failure)
+	if err := json.Unmarshal(text, f); err != nil {
+		return fmt.Errorf("start: %w: the root said %q", agent.ErrUnsupported, text)
+	}
+	return f
+}
+
+// Seal makes a memory file of text that nobody can change.
+func Seal(name string, text []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("memory file: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	_, err = f.Write(text)
+	if err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS,
+			unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("memory file: %w", err)
+	}
+	return f, nil
+}
+
+// Unseal decodes the memory file fd into v, from its start whoever read it before.
+func Unseal(fd int, v any) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("memory file: %w", err)
+	}
+	text := make([]byte, st.Size)
+	for n := 0; n < len(text); {
+		m, err := unix.Pread(fd, text[n:], int64(n))
+		if err != nil {
+			return fmt.Errorf("memory file: %w", err)
+		}
+		if m == 0 {
+			return io.ErrUnexpectedEOF
+		}
+		n += m
+	}
+	return json.Unmarshal(text, v)
+}

@@ -1,0 +1,482 @@
+package procs_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"turnpike/internal/agent"
+	"turnpike/internal/agent/procs"
+)
+
+func TestMain(m *testing.M) {
+	procs.Entry()
+	if len(os.Args) == 4 && os.Args[0] == "worker" {
+		worker(os.Args[1], os.Args[2], os.Args[3])
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// nested is a shell script that leaves three kinds of process behind, each a sleep of
+// $1 seconds, says so, and then sleeps itself.
+const nested = `
+sleep $1 &
+setsid sleep $1 &
+(env -i setsid sh -c "sleep $1 & exit" >/dev/null 2>&1 </dev/null &)
+while [ $(pgrep -cfx "sleep $1") -lt 3 ]; do :; done
+echo ready
+exec sleep $1`
+
+// mark gives a number of seconds no other test sleeps.
+func mark(t *testing.T) string {
+	t.Helper()
+	marks++
+	return strconv.Itoa(100_000_000 + os.Getpid()*100 + marks)
+}
+
+var marks int
+
+// sleepers counts the living sleeps of secs seconds.
+func sleepers(t *testing.T, secs string) int {
+	t.Helper()
+	n := 0
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range dirs {
+		if b, err := os.ReadFile(d + "/cmdline"); err == nil && string(b) == "sleep\x00"+secs+"\x00" {
+			n++
+		}
+	}
+	return n
+}
+
+// start starts a command whose first line of output it awaits.
+func start(t *testing.T, cmd *exec.Cmd) (*procs.Tree, *bufio.Reader) {
+	t.Helper()
+	out, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { out.Close() })
+	cmd.Stdout, cmd.Stderr = w, os.Stderr
+	tree, err := procs.Start(cmd, procs.Supervised)
+	w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := tree.Kill(context.Background()); err != nil {
+			t.Error(err)
+		}
+		_, _ = tree.Wait()
+	})
+	r := bufio.NewReader(out)
+	if line, err := r.ReadString('\n'); line != "ready\n" {
+		t.Fatalf("said %q, %v", line, err)
+	}
+	return tree, r
+}
+
+func shell(script string, args ...string) *exec.Cmd {
+	cmd := exec.Command("/bin/sh", append([]string{"-c", script, "sh"}, args...)...)
+	cmd.Env = []string{"PATH=/usr/bin:/bin"}
+	return cmd
+}
+
+func TestTree(t *testing.T) {
+	t.Run("tells how the program ended", func(t *testing.T) {
+		for script, want := range map[string]agent.Exit{
+			"exit 0":        {},
+			"exit 7":        {Code: 7},
+			"exit 130":      {Code: 130},
+			"kill -TERM $$": {Code: -1, Signal: 15},
+			"kill -KILL $$": {Code: -1, Signal: 9},
+		} {
+			tree, err := procs.Start(shell(script), procs.Supervised)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := tree.Wait(); err != nil || got != want {
+				t.Errorf("%s: %+v, %v; want %+v", script, got, err, want)
+			}
+		}
+	})
+
+	t.Run("gives the program its streams, environment and directory and nothing else", func(t *testing.T) {
+		dir, err := filepath.EvalSymlinks(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("TURNPIKE_TEST_SECRET", "worker's own")
+		cmd := shell(`cat; pwd; env; ls /proc/self/fd | wc -l; echo talk >&2`)
+		cmd.Env = append(cmd.Env, "MINE=1")
+		cmd.Dir = dir
+		var out, talk bytes.Buffer
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader("said\n"), &out, &talk
+		tree, err := procs.Start(cmd, procs.Supervised)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tree.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		got := strings.Split(strings.TrimSpace(out.String()), "\n")
+		if len(got) < 4 || got[0] != "said" || got[1] != dir || !slices.Contains(got, "MINE=1") ||
+			strings.Contains(out.String(), "SECRET") || got[len(got)-1] != "4" || talk.String() != "talk\n" {
+			t.Errorf("out %q, talk %q", got, talk.String())
+		}
+		if cmd.Path != "/bin/sh" || cmd.Dir != dir {
+			t.Errorf("the command became %s in %s", cmd.Path, cmd.Dir)
+		}
+	})
+
+	t.Run("says that the program cannot be executed", func(t *testing.T) {
+		for _, cmd := range []*exec.Cmd{
+			{Path: "/nonexistent/agent"}, exec.Command("no-such-agent-anywhere"),
+		} {
+			_, err := procs.Start(cmd, procs.Supervised)
+			if !errors.Is(err, agent.ErrUnready) {
+				t.Errorf("%s: %v", cmd.Path, err)
+			}
+		}
+		_, err := procs.Start(&exec.Cmd{Path: "/nonexistent/agent"}, procs.Supervised)
+		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "/nonexistent/agent") {
+			t.Error(err)
+		}
+	})
+
+	t.Run("refuses what it could not stop as a tree", func(t *testing.T) {
+		if _, err := procs.Start(exec.CommandContext(t.Context(), "/bin/true"), procs.Supervised); err == nil {
+			t.Error("a command with a context was started")
+		}
+		if err := procs.Supervised(exec.Command("/bin/true")); err == nil {
+			t.Error("a command was started without a tree")
+		}
+	})
+
+	t.Run("passes the request to end on", func(t *testing.T) {
+		tree, _ := start(t, shell(`trap "exit 3" TERM; echo ready; while :; do sleep 0.01; done`))
+		if err := tree.Terminate(); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := tree.Wait(); err != nil || got.Code != 3 {
+			t.Errorf("%+v, %v", got, err)
+		}
+		if err := tree.Terminate(); err != nil {
+			t.Errorf("a second time: %v", err)
+		}
+	})
+
+	t.Run("leaves nothing when killed", func(t *testing.T) {
+		secs := mark(t)
+		tree, _ := start(t, shell(nested, secs))
+		if n := sleepers(t, secs); n < 3 {
+			t.Fatalf("%d processes started", n)
+		}
+		if err := tree.Kill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n := sleepers(t, secs); n != 0 {
+			t.Errorf("%d survive", n)
+		}
+		if got, err := tree.Wait(); err != nil || got.Signal != 9 {
+			t.Errorf("%+v, %v", got, err)
+		}
+	})
+
+	t.Run("leaves nothing when the program ends", func(t *testing.T) {
+		secs := mark(t)
+		tree, _ := start(t, shell(strings.Replace(nested, "exec sleep $1", "exit 5", 1), secs))
+		if got, err := tree.Wait(); err != nil || got.Code != 5 {
+			t.Errorf("%+v, %v", got, err)
+		}
+		if n := sleepers(t, secs); n != 0 {
+			t.Errorf("%d survive", n)
+		}
+	})
+
+	t.Run("kills though its root was stopped", func(t *testing.T) {
+		secs := mark(t)
+		tree, _ := start(t, shell(nested, secs))
+		if err := syscall.Kill(tree.Identity().PID, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		if err := tree.Kill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n := sleepers(t, secs); n != 0 {
+			t.Errorf("%d survive", n)
+		}
+	})
+
+	t.Run("stands still while frozen and goes on thawed", func(t *testing.T) {
+		tree, out := start(t, shell(`echo ready; i=0; while :; do i=$((i+1)); echo $i; done & wait`))
+		if err := tree.Freeze(); err != nil {
+			t.Fatal(err)
+		}
+		if n := moving(t, tree.Identity().PID); n != 0 {
+			t.Errorf("%d processes still run", n)
+		}
+		if err := tree.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+		// More than a pipe holds: it cannot have been written before.
+		if _, err := io.CopyN(io.Discard, out, 1<<20); err != nil {
+			t.Error(err)
+		}
+	})
+
+	t.Run("kills while frozen", func(t *testing.T) {
+		secs := mark(t)
+		tree, _ := start(t, shell(nested, secs))
+		if err := tree.Freeze(); err != nil {
+			t.Fatal(err)
+		}
+		if err := tree.Kill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n := sleepers(t, secs); n != 0 {
+			t.Errorf("%d survive", n)
+		}
+		if err := tree.Freeze(); !errors.Is(err, os.ErrProcessDone) {
+			t.Errorf("freezing what is gone: %v", err)
+		}
+	})
+}
+
+// moving counts the descendants of pid that are not stopped.
+func moving(t *testing.T, pid int) (n int) {
+	t.Helper()
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range strings.Fields(string(children)) {
+		b, err := os.ReadFile("/proc/" + c + "/stat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		child, _, state, _, err := procs.ParseStat(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if state != 'T' {
+			n++
+		}
+		n += moving(t, child)
+	}
+	return n
+}
+
+// worker is a process that starts a tree and then waits to be killed.
+func worker(state, secs, how string) {
+	cmd := shell(nested, secs)
+	cmd.Env = append(cmd.Env, procs.Marker(state, "turn-1"))
+	cmd.Stdout = os.Stdout
+	tree, err := procs.Start(cmd, procs.Supervised)
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	id := tree.Identity()
+	fmt.Println(id.PID, id.StartTime, id.BootID)
+	if how == "stuck" {
+		// Only a root that cannot act outlives its worker.
+		_ = syscall.Kill(id.PID, syscall.SIGSTOP)
+		fmt.Println("stuck")
+	}
+	select {}
+}
+
+// killWorker starts a worker, kills it, and gives the identity of what it started.
+func killWorker(t *testing.T, state, secs, how string) agent.Identity {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe", state, secs, how)
+	cmd.Args[0] = "worker"
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	id := agent.Identity{Kind: agent.KindProcess}
+	want := map[string]bool{"ready": true}
+	if how == "stuck" {
+		want["stuck"] = true
+	}
+	for lines := bufio.NewScanner(out); len(want) > 0 && lines.Scan(); {
+		if want[lines.Text()] {
+			delete(want, lines.Text())
+		} else if _, err := fmt.Sscan(lines.Text(), &id.PID, &id.StartTime, &id.BootID); err != nil {
+			t.Errorf("the worker said %q", lines.Text())
+		}
+	}
+	if n := sleepers(t, secs); n < 3 {
+		t.Errorf("%d processes started", n)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	return id
+}
+
+// await polls until nothing sleeps any more.
+func await(t *testing.T, secs string, within time.Duration) {
+	t.Helper()
+	begin := time.Now()
+	for sleepers(t, secs) > 0 {
+		if time.Since(begin) > within {
+			t.Fatalf("%d survive after %v", sleepers(t, secs), within)
+		}
+	}
+}
+
+func TestOrphans(t *testing.T) {
+	t.Run("there are none after a worker was killed", func(t *testing.T) {
+		secs := mark(t)
+		id := killWorker(t, t.TempDir(), secs, "")
+		await(t, secs, time.Second)
+		if ended, err := procs.End(t.Context(), id); err != nil {
+			t.Error(ended, err)
+		}
+		if alive, err := procs.Find(t.Context(), id); alive || err != nil {
+			t.Error(alive, err)
+		}
+	})
+
+	t.Run("are found and ended by identity", func(t *testing.T) {
+		secs := mark(t)
+		id := killWorker(t, t.TempDir(), secs, "stuck")
+		for name, other := range map[string]agent.Identity{
+			"another start time": {PID: id.PID, StartTime: id.StartTime + 1, BootID: id.BootID},
+			"another boot":       {PID: id.PID, StartTime: id.StartTime, BootID: "00000000-0000-0000-0000-000000000000"},
+			"another pid":        {PID: os.Getpid(), StartTime: id.StartTime, BootID: id.BootID},
+		} {
+			if ended, err := procs.End(t.Context(), other); ended || err != nil {
+				t.Errorf("%s: %v %v", name, ended, err)
+			}
+			if alive, err := procs.Find(t.Context(), other); alive || err != nil {
+				t.Errorf("%s: %v %v", name, alive, err)
+			}
+		}
+		if alive, err := procs.Find(t.Context(), id); !alive || err != nil {
+			t.Fatal(alive, err)
+		}
+		if ended, err := procs.End(t.Context(), id); !ended || err != nil {
+			t.Fatal(ended, err)
+		}
+		if n := sleepers(t, secs); n != 0 {
+			t.Errorf("%d survive", n)
+		}
+		if ended, err := procs.End(t.Context(), id); ended || err != nil {
+			t.Error("a second time:", ended, err)
+		}
+	})
+
+	t.Run("are swept by the marker of their own state directory only", func(t *testing.T) {
+		mine, other := t.TempDir(), t.TempDir()
+		secs, others := mark(t), mark(t)
+		id := killWorker(t, mine, secs, "stuck")
+		otherID := killWorker(t, other, others, "stuck")
+		if n, err := procs.Sweep(t.Context(), mine); n < 1 || err != nil {
+			t.Error(n, err)
+		}
+		// The daemon that emptied its environment goes with the root, that of the
+		// other state directory stays.
+		if n := sleepers(t, others); n < 3 {
+			t.Errorf("%d of the other worker's processes are left", n)
+		}
+		for _, id := range []agent.Identity{id, otherID} {
+			if _, err := procs.End(t.Context(), id); err != nil {
+				t.Error(err)
+			}
+		}
+		if n := sleepers(t, secs) + sleepers(t, others); n != 0 {
+			t.Errorf("%d survive", n)
+		}
+	})
+
+	t.Run("an incomplete identity names nothing", func(t *testing.T) {
+		if _, err := procs.End(t.Context(), agent.Identity{PID: os.Getpid()}); err == nil {
+			t.Error("ended by pid alone")
+		}
+	})
+}
+
+func TestSame(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		small := rapid.IntRange(1, 3)
+		pid, start := small.Draw(t, "pid"), uint64(small.Draw(t, "start"))
+		who := agent.Identity{PID: small.Draw(t, "named pid"), StartTime: uint64(small.Draw(t, "named start"))}
+		if got, want := procs.Same(pid, start, who), pid == who.PID && start == who.StartTime; got != want {
+			t.Fatalf("same: %v, want %v", got, want)
+		}
+	})
+}
+
+func TestBelow(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		// A table read while pids are reused may hold anything, cycles too.
+		pid := rapid.IntRange(2, 12)
+		rows := rapid.SliceOfNDistinct(rapid.Custom(func(t *rapid.T) procs.Row {
+			return procs.Row{PID: pid.Draw(t, "pid"), PPID: rapid.IntRange(1, 12).Draw(t, "ppid")}
+		}), 0, 11, func(r procs.Row) int { return r.PID }).Draw(t, "rows")
+		parent := map[int]int{}
+		for _, r := range rows {
+			parent[r.PID] = r.PPID
+		}
+		var want []int
+		for child := range parent {
+			up := child
+			for range rows {
+				if up = parent[up]; up == 1 {
+					want = append(want, child)
+					break
+				}
+			}
+		}
+		got := procs.Below(1, rows)
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Fatalf("below 1 in %v: %v, want %v", rows, got, want)
+		}
+	})
+}
+
+func FuzzParseStat(f *testing.F) {
+	own, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(own)
+	f.Add([]byte("1 (a) b) (c) S 0 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 77 1 2"))
+	f.Add([]byte("1 () S"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		pid, _, state, _, err := procs.ParseStat(b)
+		if err == nil && (state == 0 || !bytes.HasPrefix(bytes.TrimSpace(b), []byte(strconv.Itoa(pid))) && pid != 0 && b[0] != '+' && b[0] != '-' && b[0] != '0') {
+			t.Errorf("%q gave pid %d state %q", b, pid, state)
+		}
+	})
+}

@@ -1,0 +1,317 @@
+package procs
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnpike/internal/agent"
+)
+
+// stopBound is how long the root waits for what it froze to stand still.
+const stopBound = 5 * time.Second
+
+// Entry is the first line of main in every program that starts trees, and of
+// TestMain in every test that does (package confine's Entry calls it). In a
+// root it does the root's work and exits; everywhere else it returns at once.
+func Entry() {
+	if len(os.Args) == 1 && os.Args[0] == rootName {
+		os.Exit(runRoot())
+	}
+}
+
+// Become turns this process, which Launch.Before named, into the root it stood
+// in for. It returns only if it fails.
+func Become() error {
+	return os.NewSyscallError("execve", syscall.Exec(Self, []string{rootName}, os.Environ()))
+}
+
+// root is the process between a worker and a program.
+type root struct {
+	// namespace says that this is pid 1 of its own PID namespace.
+	namespace bool
+	self      process
+	line      *os.File
+	answers   *json.Encoder
+	child     int // pidfd of the program
+	// reaped carries every child that ended, and closes when there is none left.
+	reaped chan ended
+}
+
+type ended struct {
+	pid    int
+	status syscall.WaitStatus
+}
+
+func runRoot() int {
+	// Not readable through /proc by the program, whatever user both are.
+	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+	if err := unix.CloseRange(fdLine, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return 126
+	}
+	setup := os.NewFile(fdSetup, "setup")
+	r := &root{namespace: os.Getpid() == 1, reaped: make(chan ended, 16)}
+	signals := make(chan os.Signal, 16)
+	// SIGPIPE, SIGQUIT and the terminal's stops are caught only so that they do
+	// nothing: ignoring them would be inherited by the program.
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP,
+		unix.SIGPIPE, unix.SIGQUIT, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU)
+	pid, err := r.start(setup)
+	if err != nil {
+		Report(setup, err)
+		return 126
+	}
+	setup.Close()
+	exit := r.run(pid, signals)
+	_ = r.answers.Encode(answer{Exit: &exit}) // the worker may be gone
+	if exit.Signal != 0 {
+		return 128 + exit.Signal
+	}
+	return exit.Code
+}
+
+// Report tells the worker, through the set-up pipe, that the program will not run.
+func Report(setup *os.File, err error) {
+	var f *Failure
+	if !errors.As(err, &f) {
+		f = NewFailure("set up", err, agent.ErrUnsupported)
+	}
+	text, err := json.Marshal(f)
+	if err == nil {
+		_, err = setup.Write(text)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, f)
+	}
+}
+
+// start executes the program, or the stage that will.
+func (r *root) start(setup *os.File) (int, error) {
+	var p plan
+	if err := Unseal(fdPlan, &p); err != nil {
+		return 0, NewFailure("read the plan", err, agent.ErrUnsupported)
+	}
+	if err := unix.SetNonblock(fdLine, true); err != nil {
+		return 0, NewFailure("open the line", err, agent.ErrUnsupported)
+	}
+	r.line = os.NewFile(fdLine, "line")
+	r.answers = json.NewEncoder(r.line)
+	self, err := stat(os.Getpid())
+	if err != nil {
+		return 0, NewFailure("read /proc", err, agent.ErrUnsupported)
+	}
+	r.self = self
+	if !r.namespace {
+		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+			return 0, NewFailure("become a subreaper", err, agent.ErrUnsupported)
+		}
+	}
+	files := []uintptr{0, 1, 2}
+	if p.Stage {
+		files = append(files, setup.Fd())
+		for i := range p.Passed {
+			files = append(files, uintptr(FirstPassed+i))
+		}
+	}
+	// A session of its own: kill(0) by the program must not reach the root.
+	pid, err := syscall.ForkExec(p.Path, p.Args, &syscall.ProcAttr{
+		Dir: p.Dir, Env: p.Env, Files: files, Sys: &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		return 0, NewFailure("execute "+p.Path, err, agent.ErrUnready)
+	}
+	for i := range p.Passed {
+		unix.Close(FirstPassed + i)
+	}
+	if r.child, err = unix.PidfdOpen(pid, 0); err == nil {
+		err = r.letGo()
+	}
+	if err != nil {
+		r.killAll()
+		return 0, NewFailure("hold the program", err, agent.ErrUnsupported)
+	}
+	return pid, nil
+}
+
+// letGo gives up the program's standard streams, so that their other ends see
+// the program's own end and not the root's.
+func (*root) letGo() error {
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("/dev/null: %w", err)
+	}
+	defer unix.Close(null)
+	for fd := range 3 {
+		if err := unix.Dup3(null, fd, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *root) run(pid int, signals <-chan os.Signal) agent.Exit {
+	go r.reap()
+	requests := make(chan request)
+	go r.listen(requests)
+	// Without a word from the worker or the program, the end was not the program's.
+	killed := agent.Exit{Code: -1, Signal: int(unix.SIGKILL)}
+	for {
+		select {
+		case s := <-signals:
+			if s == unix.SIGTERM || s == unix.SIGINT || s == unix.SIGHUP {
+				_ = unix.PidfdSendSignal(r.child, s.(unix.Signal), nil, 0)
+			}
+		case q, open := <-requests:
+			if !open {
+				return r.end(pid, killed)
+			}
+			a := answer{Did: q.Do}
+			if err := r.do(q); err != nil {
+				a.Error = err.Error()
+			}
+			_ = r.answers.Encode(a)
+		case e, open := <-r.reaped:
+			if !open {
+				return killed
+			}
+			if e.pid == pid {
+				return r.end(pid, exitOf(e.status))
+			}
+		}
+	}
+}
+
+// reap waits for every child: those of the program that lost their parent too.
+func (r *root) reap() {
+	defer close(r.reaped)
+	for {
+		var ws syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &ws, unix.WALL, nil)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil {
+			return // ECHILD: nothing is left
+		}
+		r.reaped <- ended{pid, ws}
+	}
+}
+
+// listen hands on what the worker says, and closes requests when it is gone.
+func (r *root) listen(requests chan<- request) {
+	defer close(requests)
+	for d := json.NewDecoder(r.line); ; {
+		var q request
+		if d.Decode(&q) != nil {
+			return
+		}
+		requests <- q
+	}
+}
+
+// end kills what is left and returns how the program ended: exit, unless the
+// program's own end was on its way.
+func (r *root) end(pid int, exit agent.Exit) agent.Exit {
+	again := time.NewTicker(2 * time.Millisecond)
+	defer again.Stop()
+	for {
+		r.killAll()
+		select {
+		case e, open := <-r.reaped:
+			if !open {
+				return exit
+			}
+			if e.pid == pid {
+				exit = exitOf(e.status)
+			}
+		case <-again.C:
+		}
+	}
+}
+
+func (r *root) killAll() {
+	// Every error here means that something is gone already; the loop that calls
+	// it ends only when there is no child left.
+	_ = r.signalAll(unix.SIGKILL)
+}
+
+// signalAll signals everything but the root.
+func (r *root) signalAll(sig unix.Signal) error {
+	if r.namespace {
+		if err := unix.Kill(-1, sig); err != nil && err != unix.ESRCH {
+			return err
+		}
+		return nil
+	}
+	others, err := r.others()
+	for _, p := range others {
+		err = errors.Join(err, p.signal(sig))
+	}
+	return err
+}
+
+// others lists everything alive but the root.
+func (r *root) others() ([]process, error) {
+	if !r.namespace {
+		return r.self.descendants()
+	}
+	all, err := table()
+	out := all[:0]
+	for _, p := range all {
+		if p.pid != 1 && !p.dead() {
+			out = append(out, p)
+		}
+	}
+	return out, err
+}
+
+func (r *root) do(q request) error {
+	switch q.Do {
+	case doFreeze:
+		return r.freeze()
+	case doThaw:
+		return r.signalAll(unix.SIGCONT)
+	}
+	return fmt.Errorf("unknown request %q", q.Do)
+}
+
+// freeze returns when everything stands still: a process that was just forked
+// may be missed by one walk, never by the walk that finds all others stopped.
+func (r *root) freeze() error {
+	again := time.NewTicker(time.Millisecond)
+	defer again.Stop()
+	for bound := time.Now().Add(stopBound); ; <-again.C {
+		if err := r.signalAll(unix.SIGSTOP); err != nil {
+			return err
+		}
+		moving := 0
+		others, err := r.others()
+		if err != nil {
+			return err
+		}
+		for _, p := range others {
+			if !p.stopped() {
+				moving++
+			}
+		}
+		if moving == 0 {
+			return nil
+		}
+		if time.Now().After(bound) {
+			return fmt.Errorf("%d processes did not stop", moving)
+		}
+	}
+}
+
+func exitOf(ws syscall.WaitStatus) agent.Exit {
+	if ws.Signaled() {
+		return agent.Exit{Code: -1, Signal: int(ws.Signal())}
+	}
+	return agent.Exit{Code: ws.ExitStatus()}
+}

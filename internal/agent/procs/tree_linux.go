@@ -1,0 +1,214 @@
+package procs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnpike/internal/agent"
+)
+
+const (
+	// lineName is the name of the root's end of the line in a command's
+	// ExtraFiles, by which a Launch knows that Start prepared the command.
+	lineName = "turnpike-line"
+	// endBound is how long a root may take to end its tree before it is done from here.
+	endBound = 5 * time.Second
+	// answerBound is how long a root may take to answer.
+	answerBound = 2 * stopBound
+)
+
+// Tree is a started program together with everything it starts.
+type Tree struct {
+	cmd      *exec.Cmd
+	identity agent.Identity
+	root     process
+
+	mu      sync.Mutex // guards line and what it said
+	line    *net.UnixConn
+	answers *json.Decoder
+	exit    *agent.Exit
+
+	wait func() (agent.Exit, error)
+}
+
+var _ agent.Process = (*Tree)(nil)
+
+// Start starts cmd through start, which is Supervised or a Confiner's Start bound
+// to its confinement, and returns once the program was executed. cmd's standard
+// streams, path, arguments, environment and directory are the program's; its
+// ExtraFiles and SysProcAttr must be unset, and it must not have been made with
+// a context: the tree is stopped, never the root alone. Wait must be called.
+func Start(cmd *exec.Cmd, start func(*exec.Cmd) error) (*Tree, error) {
+	if cmd.ExtraFiles != nil || cmd.SysProcAttr != nil || cmd.Cancel != nil {
+		return nil, fmt.Errorf("start %s: the command has extra files, process attributes or a context of its own", cmd.Path)
+	}
+	boot, err := bootID()
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
+	}
+	line, far, err := newLine()
+	if err != nil {
+		return nil, fmt.Errorf("start %s: the line: %w", cmd.Path, err)
+	}
+	cmd.ExtraFiles = []*os.File{far}
+	err = start(cmd)
+	far.Close()
+	cmd.ExtraFiles = nil
+	if err != nil {
+		line.Close()
+		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
+	}
+	t := &Tree{cmd: cmd, line: line, answers: json.NewDecoder(line)}
+	t.wait = sync.OnceValues(t.waitOnce)
+	// The root is this process's child and not waited for yet: its pid is its own.
+	if t.root, err = stat(cmd.Process.Pid); err != nil {
+		line.Close()
+		_ = cmd.Wait() // the root ends with the line
+		return nil, fmt.Errorf("start %s: identify the root: %w", cmd.Path, err)
+	}
+	t.identity = agent.Identity{
+		Kind: agent.KindProcess, PID: t.root.pid, StartTime: t.root.start, BootID: boot,
+	}
+	return t, nil
+}
+
+// newLine makes the socket between worker and root; both ends close on exec.
+func newLine() (*net.UnixConn, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	near, far := os.NewFile(uintptr(fds[0]), lineName), os.NewFile(uintptr(fds[1]), lineName)
+	defer near.Close()
+	conn, err := net.FileConn(near)
+	if err != nil {
+		far.Close()
+		return nil, nil, err
+	}
+	return conn.(*net.UnixConn), far, nil
+}
+
+// Identity names the root.
+func (t *Tree) Identity() agent.Identity { return t.identity }
+
+// Terminate asks the program to end. It is no error that it already did.
+func (t *Tree) Terminate() error {
+	if err := t.root.signal(unix.SIGTERM); err != nil {
+		return fmt.Errorf("terminate: %w", err)
+	}
+	return nil
+}
+
+// Freeze stops the whole tree and returns when it stands still.
+func (t *Tree) Freeze() error { return t.ask(doFreeze) }
+
+// Thaw lets a frozen tree go on, what the program itself had stopped included.
+func (t *Tree) Thaw() error { return t.ask(doThaw) }
+
+func (t *Tree) ask(do string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.line.SetDeadline(time.Now().Add(answerBound)); err != nil {
+		return fmt.Errorf("%s: %w", do, err)
+	}
+	if err := json.NewEncoder(t.line).Encode(request{Do: do}); err != nil {
+		return fmt.Errorf("%s: %w", do, t.gone(err))
+	}
+	for {
+		a, err := t.hearLocked()
+		if err != nil {
+			return fmt.Errorf("%s: %w", do, t.gone(err))
+		}
+		if a.Did == do {
+			if a.Error != "" {
+				return fmt.Errorf("%s: %s", do, a.Error)
+			}
+			return nil
+		}
+	}
+}
+
+// gone turns the end of the line into what it means.
+func (*Tree) gone(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, net.ErrClosed) {
+		return os.ErrProcessDone
+	}
+	return err
+}
+
+// hearLocked gives the next thing the root says and remembers how the program ended.
+func (t *Tree) hearLocked() (answer, error) {
+	var a answer
+	err := t.answers.Decode(&a)
+	if a.Exit != nil {
+		t.exit = a.Exit
+	}
+	return a, err
+}
+
+// Kill ends the whole tree and returns once it is gone. It works however little
+// the root still does.
+func (t *Tree) Kill(ctx context.Context) error {
+	// Only this half is closed: how the program ended is still to be heard.
+	// A line that cannot be closed is closed already.
+	_ = t.line.CloseWrite()
+	// A root that somebody stopped cannot see the end of its line.
+	if err := t.root.signal(unix.SIGCONT); err != nil {
+		return fmt.Errorf("kill: %w", err)
+	}
+	soon, cancel := context.WithTimeout(ctx, endBound)
+	defer cancel()
+	if t.root.dies(soon) == nil {
+		return nil
+	}
+	if err := endTree(ctx, t.root); err != nil {
+		return fmt.Errorf("kill: %w", err)
+	}
+	return nil
+}
+
+// Wait returns how the program ended, after the whole tree is gone and what it
+// wrote was read. Standard streams that the caller reads itself must be read to
+// their end before, as exec.Cmd.Wait demands.
+func (t *Tree) Wait() (agent.Exit, error) { return t.wait() }
+
+func (t *Tree) waitOnce() (agent.Exit, error) {
+	err := t.cmd.Wait()
+	var failed *exec.ExitError
+	if errors.As(err, &failed) {
+		err = nil // the status is the program's, and told below
+	}
+	if err != nil {
+		err = fmt.Errorf("wait: %w", err)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	defer t.line.Close()
+	if err := t.line.SetReadDeadline(time.Now().Add(answerBound)); err != nil {
+		return agent.Exit{}, fmt.Errorf("wait: %w", err)
+	}
+	for {
+		if _, err := t.hearLocked(); err != nil {
+			break
+		}
+	}
+	if t.exit != nil {
+		return *t.exit, err
+	}
+	// The root was killed before it could tell.
+	if t.cmd.ProcessState == nil {
+		return agent.Exit{Code: -1, Signal: int(unix.SIGKILL)}, err
+	}
+	return exitOf(t.cmd.ProcessState.Sys().(syscall.WaitStatus)), err
+}
