@@ -14,6 +14,7 @@ var (
 	ErrQueueFull   = errors.New("queue limit reached")    // the tenant has too many unfinished jobs
 	ErrDenied      = errors.New("not permitted")          // the caller's role may not do this
 	ErrUnavailable = errors.New("unavailable")            // Postgres or NATS is away; try again
+	ErrLaneMissing = errors.New("lane is not set up")     // its stream or consumer is missing; the dispatcher makes it
 	ErrNotLeader   = errors.New("not the leader")         // another dispatcher selects and reaps
 	ErrCeiling     = errors.New("ceiling differs")        // the pool is registered with another ceiling
 )
