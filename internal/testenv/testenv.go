@@ -25,7 +25,6 @@ import (
 	"os"
 	"strconv"
 	"sync"
-	"testing"
 
 	"go.uber.org/goleak"
 )
@@ -36,11 +35,11 @@ import (
 //
 // It runs the tests, ends the servers that the process shared, and fails when a
 // goroutine is left.
-func Main(m *testing.M, leaks ...goleak.Option) {
+func Main(m interface{ Run() int }, leaks ...goleak.Option) {
 	os.Exit(run(m, leaks))
 }
 
-func run(m *testing.M, leaks []goleak.Option) int {
+func run(m interface{ Run() int }, leaks []goleak.Option) int {
 	code := m.Run()
 	if err := shared.stop(); err != nil {
 		fmt.Fprintln(os.Stderr, "testenv: stop the shared servers:", err)
