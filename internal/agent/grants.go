@@ -98,6 +98,16 @@ type Confinement struct {
 	// Network and Limits hold what the seed's listing leaves to the pool.
 	Network Network
 	Limits  Limits
+	// Pins are what Mounts and ReadOnlyMetadata were when they were verified. A
+	// Confiner's Start refuses with ErrPolicyChanged what is something else by
+	// then; a path without a pin it takes as it finds it.
+	Pins []Pin
+}
+
+// Pin is the file a path named, whatever it names later.
+type Pin struct {
+	Path          string
+	Device, Inode uint64
 }
 
 // Policy is what a session enforces on every turn it runs, in words one can ask
