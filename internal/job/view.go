@@ -36,6 +36,12 @@ type Selected struct {
 	Tenant string
 }
 
+// Unchecked is a job that a producer enqueued by SQL, whose request nobody decoded yet.
+type Unchecked struct {
+	ID      ID
+	Request json.RawMessage
+}
+
 // LaneLoad is what selection must know of one lane.
 type LaneLoad struct {
 	Lane       Lane
