@@ -19,7 +19,13 @@ whole=
 run=run-$$-$(date +%s)
 export TURNPIKE_TEST_RUN=$run
 sweep() {
-	docker ps -aq --filter "label=turnpike.testenv=$run" | xargs -r docker rm -fv >/dev/null || true
+	local composed=label=com.docker.compose.project=turnpike-e2e-$run
+	{
+		docker ps -aq --filter "label=turnpike.testenv=$run"
+		docker ps -aq --filter "$composed"
+	} | xargs -r docker rm -fv >/dev/null || true
+	docker network ls -q --filter "$composed" | xargs -r docker network rm >/dev/null || true
+	docker volume ls -q --filter "$composed" | xargs -r docker volume rm >/dev/null || true
 }
 trap sweep EXIT
 trap 'exit 130' INT
