@@ -1,0 +1,100 @@
+package drivertest
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"turnpike/internal/agent"
+)
+
+// Subject is a driver with its CLI, and what can be expected of the two.
+type Subject struct {
+	Driver agent.Driver
+	Bin    string // the CLI's executable
+	Model  string
+
+	// Provider is the environment that leads the CLI to the provider at a base URL,
+	// with Credential.
+	Provider   func(base string) []string
+	Credential string
+
+	// Limit is how a provider tells of a used up limit, and until when. Nil: the CLI
+	// never tells of a reset.
+	Limit func(reset time.Time) http.Header
+	// LimitProvider is Provider where limits are told; nil is Provider.
+	LimitProvider func(base string) []string
+
+	// Effort is an effort the CLI knows, and SeesEffort reads it from a request's body.
+	Effort     string
+	SeesEffort func(body []byte) string
+
+	// MaxTurns is the error subtype of a turn that came to its limit. Empty: the CLI
+	// has no such limit.
+	MaxTurns string
+
+	// Prices says that the CLI prices Model itself.
+	Prices bool
+
+	// MostRequests bounds how often a request that always fails is made.
+	MostRequests int
+
+	// NoTools is how many tools a turn without tools still offers the model.
+	NoTools int
+	// ReadTool is the name of the tool that reads files.
+	ReadTool string
+
+	// Instructions is the workspace's file whose text reaches the model. Empty: none does.
+	Instructions string
+
+	// Hostile are files of a workspace, by path, that would have the CLI ask another
+	// provider, run a command, or start a server, if it believed them.
+	Hostile func(elsewhere, command string) map[string]string
+	// Takeover is such a file in the CLI's configuration directory, which an agent
+	// could write while it runs.
+	Takeover func(elsewhere, command string) (path, content string)
+
+	// Commands are prompts that an interactive user would see run as commands.
+	Commands []string
+	// Mention is how an interactive user has a file read into the prompt; %s is its path.
+	Mention string
+}
+
+// Exercise runs the suite.
+func Exercise(t *testing.T, s Subject) {
+	t.Helper()
+	for _, c := range []struct {
+		name string
+		run  func(*testing.T, Subject)
+	}{
+		{"declares every placement", placements},
+		{"mounts what its executable lies in", runtimeFiles},
+		{"ends a turn with a text", text},
+		{"uses tools", tools},
+		{"reports the outcome over MCP", outcome},
+		{"appends the system prompt", systemPrompt},
+		{"takes a prompt for text and nothing else", prompts},
+		{"takes a prompt longer than an argument may be", longPrompt},
+		{"asks for the effort", effort},
+		{"offers only the tools of the turn", toolList},
+		{"stops at the limit of turns", maxTurns},
+		{"continues a conversation and tells of this run alone", resume},
+		{"does not know a conversation that never was", resumeUnknown},
+		{"tells a refused credential", credential},
+		{"tells a used up limit and its reset", limited},
+		{"tells a throttled provider", throttled},
+		{"tells a failing provider", failing},
+		{"gets over a failure that passes", passing},
+		{"gets over a broken stream or fails", broken},
+		{"can be stopped while the provider is silent", silent},
+		{"tells of a server that does not start", deadServer},
+		{"follows the workspace's instructions", instructions},
+		{"does not believe the workspace's settings", hostile},
+		{"does not believe settings the agent wrote", takeover},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			c.run(t, s)
+		})
+	}
+}
