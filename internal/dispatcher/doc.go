@@ -1,0 +1,32 @@
+// Package dispatcher is the loops between a producer and the workers: it accepts
+// jobs, selects what may run now, publishes it, takes back what was lost and sweeps
+// what is old. It knows the contracts only; Postgres and the stream are behind the
+// small interfaces each part declares, and cmd introduces them.
+//
+// # Who leads
+//
+// Any number of dispatchers accept jobs and drain results. One of them leads, by a row
+// in Postgres with an epoch: only it selects, publishes, reaps and sweeps. Each of
+// those statements carries the epoch and is refused once another leads, so a leader
+// that lost contact may go on trying without harm; it stops when it is told so.
+//
+// # One job's way through
+//
+//	Intake     decodes and enqueues; answers after commit; rings the bell, which may be lost
+//	Selection  on the bell and every 250 ms: checks, promotes, fills each lane's window
+//	Relay      publishes after the selection's commit is known, notes it lazily
+//	Results    settles reports that workers could not bring to Postgres
+//	Reaper     closes attempts whose lease lapsed, after a full lease of unbroken ticks
+//	Janitor    sweeps what retention lets go
+//
+// # What may fail
+//
+//   - A crash between selecting and publishing leaves a job dispatched with no
+//     published_at: the next leader publishes the same number first of all, and "already
+//     there" counts as published.
+//   - A publication that is not claimed within two AckWaits, or whose stream was made
+//     anew, is dispatched again with the next number. If workers had room meanwhile, the
+//     lane's consumer is taken for deaf and rebuilt.
+//   - An outage ends no loop. The part says so in Health, backs off, and goes on. After
+//     an outage the Reaper waits a full lease before it believes that a worker is gone.
+package dispatcher

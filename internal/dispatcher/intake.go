@@ -1,0 +1,136 @@
+package dispatcher
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+
+	"turnpike/internal/job"
+)
+
+// MaxBatch is how many requests one call may enqueue.
+const MaxBatch = 1000
+
+// Enqueuer writes jobs in one transaction, all or none. It returns job.ErrQueueFull,
+// job.ErrConflict or job.ErrUnavailable.
+type Enqueuer interface {
+	Enqueue(ctx context.Context, entries []job.Entry) ([]job.Accepted, error)
+}
+
+// Waker tells the leading dispatcher, wherever it runs, that there is something to
+// select. It may fail: the leader polls too.
+type Waker interface {
+	Wake() error
+}
+
+// Intake accepts requests. Its answers are given after commit.
+type Intake struct {
+	Jobs    Enqueuer
+	Waker   Waker
+	Bell    Bell // of this process's selection, should it lead
+	Metrics *Metrics
+	Log     *slog.Logger
+}
+
+// Accept enqueues one request. Problems with it are a job.Invalid or a
+// *job.FieldError; then, and after any other error but job.ErrUnavailable, nothing was
+// written. key makes a repetition return the same job.
+func (i *Intake) Accept(ctx context.Context, producer, key string, request json.RawMessage) (job.Accepted, error) {
+	entry, err := decode(producer, key, request)
+	if err != nil {
+		return job.Accepted{}, err
+	}
+	accepted, err := i.enqueue(ctx, []job.Entry{entry})
+	if err != nil {
+		return job.Accepted{}, err
+	}
+	return accepted[0], nil
+}
+
+// AcceptAll enqueues a batch, all or none. Problems are a job.Invalid whose fields
+// begin with the request's index: "[3].grants".
+func (i *Intake) AcceptAll(ctx context.Context, producer, key string, requests []json.RawMessage) ([]job.Accepted, error) {
+	if n := len(requests); n == 0 || n > MaxBatch {
+		return nil, &job.FieldError{Problem: fmt.Sprintf("a batch holds between 1 and %d requests, not %d", MaxBatch, n)}
+	}
+	entries := make([]job.Entry, 0, len(requests))
+	var problems job.Invalid
+	for n, request := range requests {
+		each := key
+		if key != "" {
+			each = key + "#" + strconv.Itoa(n) // one key per job
+		}
+		entry, err := decode(producer, each, request)
+		if err != nil {
+			problems = append(problems, at(n, err)...)
+			continue
+		}
+		entries = append(entries, entry)
+	}
+	if len(problems) > 0 {
+		return nil, problems
+	}
+	return i.enqueue(ctx, entries)
+}
+
+func decode(producer, key string, body json.RawMessage) (job.Entry, error) {
+	r, err := job.Decode(body)
+	if err != nil {
+		return job.Entry{}, err
+	}
+	return job.Entry{Request: r, Body: body, Producer: producer, IdempotencyKey: key}, nil
+}
+
+// at puts the index of a request before the fields of its problems.
+func at(n int, err error) job.Invalid {
+	var out job.Invalid
+	for _, p := range problemsOf(err) {
+		field := fmt.Sprintf("[%d]", n)
+		if p.Field != "" {
+			field += "." + p.Field
+		}
+		out = append(out, &job.FieldError{Field: field, Problem: p.Problem})
+	}
+	return out
+}
+
+// problemsOf lists what is wrong with a request.
+func problemsOf(err error) job.Invalid {
+	var all job.Invalid
+	if errors.As(err, &all) {
+		return all
+	}
+	var one *job.FieldError
+	if errors.As(err, &one) {
+		return job.Invalid{one}
+	}
+	return job.Invalid{{Problem: err.Error()}}
+}
+
+func (i *Intake) enqueue(ctx context.Context, entries []job.Entry) ([]job.Accepted, error) {
+	accepted, err := i.Jobs.Enqueue(ctx, entries)
+	if err != nil {
+		return nil, fmt.Errorf("enqueue: %w", err)
+	}
+	fresh := 0
+	for _, a := range accepted {
+		if !a.Existing {
+			fresh++
+		}
+	}
+	i.Metrics.enqueued(fresh)
+	if fresh > 0 {
+		wake(i.Waker, i.Bell, i.Log)
+	}
+	return accepted, nil
+}
+
+func wake(w Waker, b Bell, log *slog.Logger) {
+	b.Ring()
+	if err := w.Wake(); err != nil {
+		log.Debug("the dispatcher will find it by polling", "err", err)
+	}
+}

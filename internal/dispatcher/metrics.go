@@ -1,0 +1,82 @@
+package dispatcher
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"turnpike/internal/job"
+)
+
+// Metrics counts what the loops do. A nil *Metrics counts nothing.
+type Metrics struct {
+	accepted  prometheus.Counter
+	published prometheus.Counter
+	repeated  prometheus.Counter
+	lapsed    prometheus.Counter
+	reports   *prometheus.CounterVec
+	window    *prometheus.GaugeVec
+	leads     prometheus.Gauge
+}
+
+// NewMetrics registers the loops' metrics.
+func NewMetrics(to prometheus.Registerer) *Metrics {
+	m := &Metrics{
+		accepted:  prometheus.NewCounter(prometheus.CounterOpts{Name: "turnpike_jobs_accepted_total", Help: "Jobs this dispatcher enqueued."}),
+		published: prometheus.NewCounter(prometheus.CounterOpts{Name: "turnpike_jobs_published_total", Help: "Deliveries the stream took."}),
+		repeated:  prometheus.NewCounter(prometheus.CounterOpts{Name: "turnpike_jobs_redispatched_total", Help: "Jobs dispatched again because nobody claimed them or their stream was lost."}),
+		lapsed:    prometheus.NewCounter(prometheus.CounterOpts{Name: "turnpike_attempts_lost_total", Help: "Attempts closed because their lease lapsed."}),
+		reports: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "turnpike_reports_drained_total", Help: "Reports that came by the results stream, by how they were settled."},
+			[]string{"case"}),
+		window: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "turnpike_lane_dispatched", Help: "Jobs on offer and not yet claimed, by lane, as the leader saw it last."},
+			[]string{"placement", "pool"}),
+		leads: prometheus.NewGauge(prometheus.GaugeOpts{Name: "turnpike_leader", Help: "1 while this dispatcher leads."}),
+	}
+	to.MustRegister(m.accepted, m.published, m.repeated, m.lapsed, m.reports, m.window, m.leads)
+	return m
+}
+
+func (m *Metrics) enqueued(n int) {
+	if m != nil {
+		m.accepted.Add(float64(n))
+	}
+}
+
+func (m *Metrics) relayed(n int) {
+	if m != nil {
+		m.published.Add(float64(n))
+	}
+}
+
+func (m *Metrics) redispatched(n int) {
+	if m != nil {
+		m.repeated.Add(float64(n))
+	}
+}
+
+func (m *Metrics) reaped(n int) {
+	if m != nil {
+		m.lapsed.Add(float64(n))
+	}
+}
+
+func (m *Metrics) settled(how job.SettleCase) {
+	if m != nil {
+		m.reports.WithLabelValues(string(how)).Inc()
+	}
+}
+
+func (m *Metrics) load(l job.LaneLoad) {
+	if m != nil {
+		m.window.WithLabelValues(l.Lane.Placement, l.Lane.Pool).Set(float64(l.Dispatched))
+	}
+}
+
+func (m *Metrics) leader(yes bool) {
+	switch {
+	case m == nil:
+	case yes:
+		m.leads.Set(1)
+	default:
+		m.leads.Set(0)
+		m.window.Reset()
+	}
+}

@@ -1,0 +1,60 @@
+package dispatcher
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"turnpike/internal/job"
+)
+
+// ReportStream holds reports that workers could not bring to Postgres.
+type ReportStream interface {
+	// DrainReports waits a few seconds for reports, takes at most n, and removes them
+	// once settle returned nil.
+	DrainReports(ctx context.Context, n int, settle func(context.Context, []job.Report) error) (int, error)
+}
+
+// Settler records what became of attempts, idempotently.
+type Settler interface {
+	Settle(ctx context.Context, reports []job.Report) ([]job.Settled, error)
+}
+
+// Results brings reports from the stream into Postgres. Every dispatcher does.
+type Results struct {
+	Stream   ReportStream
+	Attempts Settler
+	Bell     Bell
+	Health   *Health
+	Metrics  *Metrics
+	Log      *slog.Logger
+}
+
+const settleBatch = 64
+
+// Run settles until ctx ends.
+func (r *Results) Run(ctx context.Context) {
+	loop(ctx, nil, func(ctx context.Context) (time.Duration, error) {
+		_, err := r.Stream.DrainReports(ctx, settleBatch, r.settle)
+		r.Health.note("results", err)
+		if err != nil {
+			return time.Second, err
+		}
+		return 0, nil // the drain itself waits
+	})
+}
+
+func (r *Results) settle(ctx context.Context, reports []job.Report) error {
+	settled, err := r.Attempts.Settle(ctx, reports)
+	if err != nil {
+		return err
+	}
+	for _, s := range settled {
+		r.Metrics.settled(s.How)
+		if s.How == job.SettledNever {
+			r.Log.Error("a report of an attempt that never was", "job", s.Job, "attempt", s.Attempt)
+		}
+	}
+	r.Bell.Ring()
+	return nil
+}

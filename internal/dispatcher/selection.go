@@ -1,0 +1,147 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"time"
+
+	"turnpike/internal/job"
+)
+
+// Candidates are the jobs that may be selected. Every method that takes the epoch
+// returns job.ErrNotLeader when it is over.
+type Candidates interface {
+	// Unchecked lists jobs enqueued by SQL whose request was not decoded yet.
+	Unchecked(ctx context.Context, epoch int64, limit int) ([]job.Unchecked, error)
+	// Checked releases the good ones to selection and ends the others as refused.
+	Checked(ctx context.Context, epoch int64, good []job.ID, refused map[job.ID]string) error
+	// Promote queues scheduled jobs that are due and fails those past their deadline.
+	Promote(ctx context.Context, epoch int64, limit int) (n int, next time.Time, err error)
+	// Load tells of every lane that has jobs or workers.
+	Load(ctx context.Context) ([]job.LaneLoad, error)
+	// Select dispatches up to n jobs of a lane. It has committed when it returns.
+	Select(ctx context.Context, epoch int64, lane job.Lane, n int) ([]job.Selected, error)
+}
+
+// Selection decides what may run now. The zero Poll and Floor are usable.
+type Selection struct {
+	Jobs    Candidates
+	Relay   *Relay
+	Bell    Bell
+	Poll    time.Duration // without a ring; default 250 ms
+	Floor   int           // the smallest window of a lane; default 4
+	Health  *Health
+	Metrics *Metrics
+	Log     *slog.Logger
+}
+
+const (
+	checkBatch   = 100
+	promoteBatch = 500
+	// busyPoll is the wait while lanes take jobs as fast as they are offered.
+	busyPoll = 10 * time.Millisecond
+	// maxWindow bounds one selecting transaction.
+	maxWindow = 500
+)
+
+// Run selects until ctx ends.
+func (s *Selection) Run(ctx context.Context, epoch int64) {
+	poll := s.Poll
+	if poll <= 0 {
+		poll = 250 * time.Millisecond
+	}
+	loop(ctx, s.Bell, func(ctx context.Context) (time.Duration, error) {
+		busy, err := s.round(ctx, epoch)
+		s.Health.note("selection", err)
+		if busy && err == nil {
+			return busyPoll, nil
+		}
+		return poll, err
+	})
+}
+
+// round checks, promotes and fills every lane's window. busy says that there is
+// probably more to do at once.
+func (s *Selection) round(ctx context.Context, epoch int64) (busy bool, err error) {
+	unchecked, err := s.check(ctx, epoch)
+	if err != nil {
+		return false, err
+	}
+	promoted, _, err := s.Jobs.Promote(ctx, epoch, promoteBatch)
+	if err != nil {
+		return false, err
+	}
+	busy = unchecked == checkBatch || promoted == promoteBatch
+	lanes, err := s.Jobs.Load(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, l := range lanes {
+		s.Metrics.load(l)
+		room := s.room(l)
+		if room == 0 {
+			continue
+		}
+		selected, err := s.Jobs.Select(ctx, epoch, l.Lane, room)
+		if err != nil {
+			return false, err
+		}
+		if len(selected) == 0 {
+			continue
+		}
+		// Only now, with the commit known: a claim that comes before it is refused.
+		s.Relay.Publish(ctx, selected)
+		busy = busy || len(selected) == room
+	}
+	return busy, nil
+}
+
+// room is how many more jobs the lane should have on offer: enough that a worker never
+// waits for the next, and no more, for what is on offer is past priority, fairness and
+// cancelling. Workers report their free slots now and then, so half of all slots is
+// taken as free in any case.
+func (s *Selection) room(l job.LaneLoad) int {
+	if l.Paused {
+		return 0
+	}
+	floor := s.Floor
+	if floor <= 0 {
+		floor = 4
+	}
+	window := min(max(2*l.Free, l.Slots/2, floor), maxWindow)
+	return max(window-l.Dispatched, 0)
+}
+
+// check decodes what SQL producers enqueued. It returns how many there were.
+func (s *Selection) check(ctx context.Context, epoch int64) (int, error) {
+	unchecked, err := s.Jobs.Unchecked(ctx, epoch, checkBatch)
+	if err != nil || len(unchecked) == 0 {
+		return 0, err
+	}
+	var good []job.ID
+	refused := make(map[job.ID]string)
+	for _, u := range unchecked {
+		if _, err := job.Decode(u.Request); err != nil {
+			refused[u.ID] = why(err)
+			s.Log.Info("refused a request", "job", u.ID, "err", err)
+			continue
+		}
+		good = append(good, u.ID)
+	}
+	return len(unchecked), s.Jobs.Checked(ctx, epoch, good, refused)
+}
+
+// why names every problem of a request, as the reason of its refusal.
+func why(err error) string {
+	var all job.Invalid
+	if !errors.As(err, &all) {
+		return err.Error()
+	}
+	lines := make([]string, len(all))
+	for i, p := range all {
+		lines[i] = p.Error()
+	}
+	return strings.Join(lines, "; ")
+}
