@@ -39,6 +39,7 @@ const (
 	SubtypeCancelled  = "cancelled"           // the caller's context ended
 	SubtypeNoResult   = "no_result"           // the stream ended without a final event
 	SubtypeProtocol   = "protocol"            // the stream cannot be what the agent says
+	SubtypeUnrecorded = "unrecorded"          // what was started could not be recorded, so it was stopped
 )
 
 // Failure classifies why a turn failed, for policies that act on it. Empty means

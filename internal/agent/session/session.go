@@ -15,10 +15,6 @@ import (
 	"turnpike/internal/agent"
 )
 
-// MarkerEnv is the variable that carries Meta.Marker in the environment of
-// everything a turn starts, so that what outlived its worker can be swept.
-const MarkerEnv = "TURNPIKE_SESSION"
-
 const (
 	promptFile       = "prompt.md"
 	systemPromptFile = "system-prompt.md"
@@ -50,7 +46,8 @@ type Meta struct {
 	Agent   string `json:"agent,omitempty"`
 	Job     string `json:"job,omitempty"`
 	Attempt int    `json:"attempt,omitempty"`
-	// Marker is the value of MarkerEnv.
+	// Marker is unique to the session among those of its worker; whatever the turn
+	// starts bears it, so that what outlived the worker can be swept.
 	Marker    string    `json:"marker"`
 	CreatedAt time.Time `json:"created_at"`
 	// StartedAt is set just before an agent is started; zero means that none was.
@@ -184,6 +181,18 @@ func (d *Dir) WritePrompts(prompt, system string) error {
 		return unready("write system prompt", err)
 	}
 	return nil
+}
+
+// Abandon forgets a turn that was made ready and not started, so that the directory
+// neither looks like one that was lost nor stands in the way of another try.
+func (d *Dir) Abandon() error {
+	errs := []error{d.Update(func(m *Meta) { m.StartedAt = time.Time{} })}
+	for _, log := range []string{d.Transcript(), d.Stderr()} {
+		if err := os.Remove(log); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("abandon session: %w", err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Ended says whether the directory holds a result.

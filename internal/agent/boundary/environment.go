@@ -1,0 +1,100 @@
+package boundary
+
+import (
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"turnpike/internal/agent"
+)
+
+// environment is the turn's whole environment: what is granted of the host's,
+// then the profile's, the request's and, with version control, the caller's own.
+func (h HostBoundary) environment(req agent.Request, vcs bool) ([]string, error) {
+	p, granted := req.Profile, req.Grants.Env
+	for _, entry := range granted {
+		if !validName(strings.TrimSuffix(entry, "*")) && entry != "*" {
+			return nil, notGranted("environment grant %q is no variable name and no prefix ending in *", entry)
+		}
+	}
+	env := map[string]string{}
+	for _, pair := range h.environ() {
+		name, value, ok := strings.Cut(pair, "=")
+		switch {
+		case !ok, name == "", !agent.NameGranted(granted, name):
+		case h.StripPrefix != "" && strings.HasPrefix(name, h.StripPrefix):
+		case !vcs && vcsVariable(name):
+		case p.Confine && (name == "HOME" || name == "TMPDIR"):
+			// They name places of the host that a confined turn does not have.
+		default:
+			env[name] = value
+		}
+	}
+	sets := []struct {
+		who  string
+		vars map[string]string
+	}{{"profile", p.Env}, {"request", req.Env}}
+	if vcs {
+		sets = append(sets, struct {
+			who  string
+			vars map[string]string
+		}{"version control", req.VCSEnv})
+	}
+	for _, set := range sets {
+		// In name order, so that a refusal names the same variable every time.
+		for _, name := range slices.Sorted(maps.Keys(set.vars)) {
+			value := set.vars[name]
+			if err := settable(granted, set.who, name, vcs); err != nil {
+				return nil, err
+			}
+			if strings.ContainsRune(value, 0) {
+				return nil, notGranted("the value of variable %s, set by the %s, holds a NUL", name, set.who)
+			}
+			env[name] = value
+		}
+	}
+	if p.Shell != "" {
+		if !filepath.IsAbs(p.Shell) {
+			return nil, notGranted("shell %q is not an absolute path", p.Shell)
+		}
+		env["SHELL"] = p.Shell
+	}
+	pairs := make([]string, 0, len(env))
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		pairs = append(pairs, name+"="+env[name])
+	}
+	return pairs, nil
+}
+
+// settable refuses a variable that somebody other than the host sets.
+func settable(granted []string, who, name string, vcs bool) error {
+	switch {
+	case !validName(name):
+		return notGranted("%q, set by the %s, is no variable name", name, who)
+	case !agent.NameGranted(granted, name):
+		return notGranted("variable %s, set by the %s, is not granted", name, who)
+	case !vcs && vcsVariable(name):
+		return notGranted("variable %s, set by the %s, belongs to version control, which is not granted", name, who)
+	}
+	return nil
+}
+
+func validName(name string) bool {
+	return name != "" && !strings.ContainsAny(name, "=*\x00")
+}
+
+// vcsVariable says whether a variable carries version control's identity,
+// credentials or configuration.
+func vcsVariable(name string) bool {
+	return agent.NameGranted(vcsVariables, strings.ToUpper(name))
+}
+
+var vcsVariables = []string{
+	"GIT_*", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "SSH_ASKPASS*",
+	"GH_*", "GITHUB_TOKEN", "GITHUB_PAT", "GITHUB_ENTERPRISE_TOKEN", "GITHUB_API_TOKEN", "HUB_*",
+	"GITLAB_TOKEN", "GITLAB_ACCESS_TOKEN", "GITLAB_PRIVATE_TOKEN", "GL_TOKEN", "GLAB_*", "CI_JOB_TOKEN",
+	"GITEA_TOKEN", "FORGEJO_TOKEN", "BITBUCKET_*",
+	"HG", "HGRCPATH", "HGUSER", "HGMERGE", "HGPLAIN*", "HG_*",
+	"JJ_*", "SVN_*", "SVN", "BZR_*", "BRZ_*", "FOSSIL_*", "DARCS_*",
+}

@@ -1,0 +1,276 @@
+package boundary
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"turnpike/internal/agent"
+)
+
+var errNotAbsolute = errors.New("not an absolute path")
+
+// maxSurvey is how many entries of writable mounts are looked at. More than that
+// cannot be told free of version control metadata in reasonable time.
+const maxSurvey = 2_000_000
+
+var (
+	vcsMetadata = []string{".git", ".hg", ".jj", ".svn"}
+	vcsCommands = []string{
+		"git", "scalar", "gh", "glab", "hg", "chg", "jj", "svn", "svnadmin", "svnlook", "svnserve", "svnsync",
+		"bzr", "brz", "darcs", "fossil",
+	}
+	// Where executables are, beside the turn's own PATH.
+	commandDirs = []string{
+		"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/snap/bin",
+		"/opt/homebrew/bin", "/opt/local/bin",
+	}
+	// Git's own programs, each of which would do for the whole.
+	commandTrees = []string{
+		"/usr/lib/git-core", "/usr/libexec/git-core", "/usr/local/lib/git-core", "/usr/local/libexec/git-core",
+	}
+)
+
+func versionControl(req agent.Request) (bool, error) {
+	if req.Profile.VCSAccess && !req.Grants.VCS {
+		return false, notGranted("the profile asks for version control")
+	}
+	return req.Profile.VCSAccess, nil
+}
+
+func insideMetadata(path string) bool {
+	return slices.ContainsFunc(strings.Split(path, "/"), func(name string) bool {
+		return slices.Contains(vcsMetadata, name)
+	})
+}
+
+// executables finds the version control commands a turn could run: their names,
+// and the paths they have, links and what they lead to alike.
+func executables(env []string) (names, paths []string) {
+	names = slices.Clone(vcsCommands)
+	for _, dir := range append(shellPath(env), commandDirs...) {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			continue // what is not there cannot be run
+		}
+		for _, e := range entries {
+			if slices.Contains(vcsCommands, e.Name()) || strings.HasPrefix(e.Name(), "git-") {
+				names = append(names, e.Name())
+				paths = append(paths, withTarget(filepath.Join(dir, e.Name()))...)
+			}
+		}
+	}
+	for _, tree := range commandTrees {
+		paths = append(paths, withTarget(tree)...)
+	}
+	slices.Sort(names)
+	slices.Sort(paths)
+	return slices.Compact(names), slices.Compact(paths)
+}
+
+// withTarget gives a path with the links of its directory resolved and, where the
+// path is a link itself, what it leads to.
+func withTarget(path string) []string {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return nil
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if err != nil {
+		return nil
+	}
+	return []string{filepath.Join(dir, filepath.Base(path)), real}
+}
+
+// surveyed is what was found in the writable mounts of a turn.
+type surveyed struct {
+	metadata []string // version control metadata that must stay read-only
+	sockets  []string // services that must not be reached
+}
+
+// survey looks through the writable mounts of a confined turn.
+func survey(turn agent.Turn, extra []string) (surveyed, error) {
+	s := &surveyor{turn: turn, left: maxSurvey}
+	for _, m := range turn.Mounts {
+		if m.Access != agent.ReadWrite {
+			continue
+		}
+		if err := s.walk(m.Path); err != nil {
+			return surveyed{}, err
+		}
+	}
+	if !turn.VCS {
+		for _, dir := range extra {
+			if err := s.keep(dir); err != nil {
+				return surveyed{}, err
+			}
+		}
+	}
+	s.found.metadata = outermost(s.found.metadata)
+	return s.found, nil
+}
+
+type surveyor struct {
+	turn  agent.Turn
+	left  int
+	found surveyed
+}
+
+// walk looks at dir, which may be written, and follows no link.
+func (s *surveyor) walk(dir string) error {
+	entries, err := os.ReadDir(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
+		return nil // a mounted file, or gone meanwhile
+	case errors.Is(err, fs.ErrPermission):
+		return unreadable(dir)
+	case err != nil:
+		return unsupported("directory %q cannot be searched for version control metadata: %v", dir, err)
+	}
+	if s.left -= len(entries); s.left < 0 {
+		return unsupported("the writable mounts hold more than %d files, too many to search for version control metadata; grant less", maxSurvey)
+	}
+	if !s.turn.VCS && bareRepository(entries) {
+		return s.keep(dir)
+	}
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if e.Type()&fs.ModeSocket != 0 {
+			s.found.sockets = append(s.found.sockets, path)
+			continue
+		}
+		if !s.turn.VCS && slices.Contains(vcsMetadata, e.Name()) {
+			if err := s.metadata(path, e); err != nil {
+				return err
+			}
+			continue
+		}
+		if !e.IsDir() || s.isMount(path) {
+			continue // an inner mount decides, and is walked, on its own
+		}
+		if err := s.walk(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *surveyor) isMount(path string) bool {
+	return slices.ContainsFunc(s.turn.Mounts, func(m agent.Mount) bool { return m.Path == path })
+}
+
+// metadata keeps what a name such as .git stands for read-only.
+func (s *surveyor) metadata(path string, e fs.DirEntry) error {
+	switch {
+	case e.IsDir():
+		return s.keep(path)
+	case e.Type().IsRegular():
+		s.found.metadata = append(s.found.metadata, path)
+		for _, dir := range pointedAt(path) {
+			if err := s.keep(dir); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	// A link could be replaced by what the agent likes, and nothing can be
+	// mounted over it.
+	return unsupported("%q is neither a directory nor a file and cannot be kept read-only; replace it, or grant version control", path)
+}
+
+// keep has dir stay read-only where it could be written.
+func (s *surveyor) keep(dir string) error {
+	real, err := resolve(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return unsupported("version control metadata %q cannot be resolved: %v", dir, err)
+	}
+	if m, ok := agent.Deciding(s.turn.Mounts, real); ok && m.Access == agent.ReadWrite {
+		s.found.metadata = append(s.found.metadata, real)
+	}
+	return nil
+}
+
+// pointedAt reads a worktree's .git file: the directory it names, and the
+// repository that one belongs to. A file that is something else names nothing.
+func pointedAt(file string) []string {
+	target, ok := strings.CutPrefix(firstLine(file), "gitdir:")
+	if !ok {
+		return nil
+	}
+	gitdir := absolute(filepath.Dir(file), strings.TrimSpace(target))
+	dirs := []string{gitdir}
+	if common := firstLine(filepath.Join(gitdir, "commondir")); common != "" {
+		dirs = append(dirs, absolute(gitdir, common))
+	}
+	return dirs
+}
+
+func absolute(dir, path string) string {
+	if filepath.IsAbs(path) {
+		return path
+	}
+	// Not Join: its Clean would take a ".." for the parent of a link.
+	return dir + "/" + path
+}
+
+// firstLine reads the first line of a small regular file. Another turn may put
+// anything in its place at any moment, so it is opened without following a link
+// or waiting for a pipe's other end, and only then looked at.
+func firstLine(path string) string {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return ""
+	}
+	content, err := io.ReadAll(io.LimitReader(f, 64<<10))
+	if err != nil {
+		return ""
+	}
+	line, _, _ := strings.Cut(string(content), "\n")
+	return strings.TrimSpace(line)
+}
+
+func bareRepository(entries []fs.DirEntry) bool {
+	has := func(name string) bool {
+		_, ok := slices.BinarySearchFunc(entries, name, func(e fs.DirEntry, n string) int { return strings.Compare(e.Name(), n) })
+		return ok
+	}
+	return has("HEAD") && has("objects") && has("refs")
+}
+
+// unreadable decides about a directory this process may not list. Its owner may
+// change that, and an agent runs as the same user; anybody else's directory is
+// closed to the agent too.
+func unreadable(dir string) error {
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return nil
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && int(st.Uid) != os.Geteuid() {
+		return nil
+	}
+	return unsupported("directory %q cannot be searched for version control metadata; make it readable, or take it out of the grant", dir)
+}
+
+// outermost sorts paths and leaves out those that lie in another.
+func outermost(paths []string) []string {
+	slices.Sort(paths)
+	var out []string
+	for _, p := range paths {
+		if !slices.ContainsFunc(out, func(o string) bool { return agent.Inside(p, o) }) {
+			out = append(out, p)
+		}
+	}
+	return out
+}

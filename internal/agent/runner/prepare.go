@@ -1,0 +1,396 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"turnpike/internal/agent"
+	"turnpike/internal/agent/boundary"
+	"turnpike/internal/agent/confine"
+	"turnpike/internal/agent/mcphost"
+	"turnpike/internal/agent/procs"
+	"turnpike/internal/agent/session"
+)
+
+const (
+	// defaultPath is the PATH of a turn whose environment has none.
+	defaultPath = "/usr/local/bin:/usr/bin:/bin"
+	// maxStderr bounds the log of an agent's stderr.
+	maxStderr = 16 << 20
+)
+
+// turn is one request on its way to a Result.
+type turn struct {
+	r      *Runner
+	req    agent.Request
+	driver agent.Driver
+	turn   *agent.Turn
+	bin    string
+
+	dir     *session.Dir
+	made    bool // the directory was made for this turn, not given
+	marker  string
+	host    *mcphost.Host // nil when the agent may report nothing
+	launch  agent.Launch
+	command *agent.Command
+
+	transcript, stderr *session.Log
+	in, out, err       pipe
+	tree               agent.Process
+	identity           agent.Identity
+	startedAt          time.Time
+	before             inventory
+}
+
+// pipe is one standard stream of the agent: the end that is kept, and the end that
+// is passed on. Either is nil once it was closed.
+type pipe struct{ ours, theirs *os.File }
+
+func (p *pipe) close() {
+	for _, f := range []*os.File{p.ours, p.theirs} {
+		if f != nil {
+			_ = f.Close() // a pipe has nothing to flush
+		}
+	}
+	p.ours, p.theirs = nil, nil
+}
+
+// verify decides whether the turn may be run. It writes and starts nothing.
+func (r *Runner) verify(req agent.Request) (*turn, error) {
+	verified, err := r.boundary(req).Verify(req)
+	if err != nil {
+		return nil, err
+	}
+	name := req.Profile.AgentName()
+	if _, taken := req.Profile.MCP[mcphost.ServerName]; taken {
+		return nil, fmt.Errorf("%w: the MCP server name %q is the worker's own", agent.ErrNotGranted, mcphost.ServerName)
+	}
+	if len(req.Profile.Skills) > 0 {
+		return nil, fmt.Errorf("%w: this worker prepares no skills", agent.ErrUnsupported)
+	}
+	bin, err := executable(r.bin(name))
+	if err != nil {
+		return nil, fmt.Errorf("%w: agent %s: %w", agent.ErrUnready, name, err)
+	}
+	t := &turn{r: r, req: req, driver: r.Drivers[name], turn: verified, bin: bin}
+	if c := verified.Confinement; c != nil {
+		runtime, err := t.driver.Runtime(bin)
+		if err != nil {
+			return nil, fmt.Errorf("what %s needs to run: %w", name, kind(err))
+		}
+		c.System = append(c.System, agent.Mount{Path: bin, Access: agent.ReadOnly})
+		c.System = append(c.System, runtime...)
+	}
+	return t, nil
+}
+
+func (r *Runner) boundary(req agent.Request) agent.Boundary {
+	switch req.Profile.Placement().Sandbox {
+	case agent.SandboxContainer:
+		return boundary.ContainerBoundary{}
+	case agent.SandboxSbx:
+		return boundary.SandboxBoundary{}
+	}
+	private := slices.Clone(r.Private)
+	if req.SessionDir != "" {
+		private = append(private, req.SessionDir)
+	}
+	return boundary.HostBoundary{
+		Environ: r.Environ, StripPrefix: r.EnvironmentPrefix, AddDirs: r.AddDirs,
+		Confiner: r.confiner(), SystemPaths: r.SystemPaths, SessionsDir: r.SessionsDir,
+		SkillDirs: r.SkillMountDirs, Network: r.Network, Limits: r.Limits, Private: private,
+		Backends: func(name string) (agent.Backend, bool) {
+			d, ok := r.Drivers[name]
+			if !ok {
+				return agent.Backend{}, false
+			}
+			return d.Descriptor(), true
+		},
+	}
+}
+
+func (r *Runner) confiner() agent.Confiner {
+	if r.Confiner != nil {
+		return r.Confiner
+	}
+	return confine.Platform(confine.Options{})
+}
+
+// executable finds a program and what its links lead to.
+func executable(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", err
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(path)
+}
+
+// makeReady writes and opens everything the agent is started with.
+func (t *turn) makeReady(ctx context.Context) error {
+	if err := t.openSession(); err != nil {
+		return err
+	}
+	if t.req.ValidOutcomes == nil || len(t.req.ValidOutcomes) > 0 {
+		// The tools outlive the caller's context: what an agent reports while it
+		// is being stopped still counts. abandon and run close them.
+		host, err := mcphost.Start(context.WithoutCancel(ctx), t.dir.Run(), mcphost.Report{Valid: t.req.ValidOutcomes})
+		if err != nil {
+			return kind(err)
+		}
+		t.host = host
+	}
+	if err := t.prepareLaunch(); err != nil {
+		return err
+	}
+	command, err := t.driver.Command(t.launch)
+	if err != nil {
+		return fmt.Errorf("command of %s: %w", t.req.Profile.AgentName(), kind(err))
+	}
+	t.command = command
+	if t.transcript, err = t.dir.OpenTranscript(t.r.maxOutput()); err != nil {
+		return err
+	}
+	if t.stderr, err = t.dir.OpenStderr(maxStderr); err != nil {
+		return err
+	}
+	for _, p := range []struct {
+		pipe  *pipe
+		input bool
+	}{{&t.in, true}, {&t.out, false}, {&t.err, false}} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return fmt.Errorf("%w: %w", agent.ErrUnready, err)
+		}
+		if *p.pipe = (pipe{ours: r, theirs: w}); p.input {
+			*p.pipe = pipe{ours: w, theirs: r}
+		}
+	}
+	t.before = takeInventory(t.workspace())
+	return nil
+}
+
+func (t *turn) openSession() (err error) {
+	if t.req.SessionDir == "" {
+		t.dir, err = t.r.create(t.req.Name)
+		t.made = err == nil
+	} else {
+		t.dir, err = session.Open(t.req.SessionDir)
+	}
+	if err != nil {
+		return err
+	}
+	if err := t.dir.WritePrompts(t.req.Prompt, t.req.SystemPrompt); err != nil {
+		return err
+	}
+	return t.dir.Update(func(m *session.Meta) {
+		m.Name, m.Role, m.Agent = t.req.Name, t.req.Profile.Name, t.req.Profile.AgentName()
+		t.marker = m.Marker
+	})
+}
+
+// prepareLaunch adds to the verified turn exactly what the worker itself brings:
+// the CLI's own home, a directory for temporary files and the report tool's server.
+func (t *turn) prepareLaunch() error {
+	mcp := maps.Clone(t.req.Profile.MCP)
+	own := []agent.Mount{
+		{Path: t.dir.Home(), Access: agent.ReadWrite},
+		{Path: t.dir.Tmp(), Access: agent.ReadWrite},
+	}
+	if t.host != nil {
+		if mcp == nil {
+			mcp = map[string]agent.MCPEntry{}
+		}
+		mcp[mcphost.ServerName] = t.host.Entry()
+		own = append(own, t.host.Mounts()...)
+	}
+	workDir := t.workspace()
+	if c := t.turn.Confinement; c != nil {
+		workDir = c.WorkDir
+		for _, m := range own {
+			real, err := filepath.EvalSymlinks(m.Path)
+			if err != nil {
+				return fmt.Errorf("%w: %w", agent.ErrUnready, err)
+			}
+			c.System = append(c.System, agent.Mount{Path: real, Access: m.Access})
+		}
+	} else if err := t.shadow(); err != nil {
+		return err
+	}
+	t.launch = agent.Launch{
+		Request: t.req, Turn: t.turn, Bin: t.bin,
+		Home: t.dir.Home(), HomeInside: t.dir.Home(), WorkDir: workDir,
+		MCP: mcp, Root: os.Geteuid() == 0,
+	}
+	return nil
+}
+
+// workspace is the working directory on the host.
+func (t *turn) workspace() string {
+	if c := t.turn.Confinement; c != nil {
+		return c.Workspace
+	}
+	return t.req.Workspace.Dir
+}
+
+// shadow puts stand-ins for the denied executables where an agent that nothing
+// confines looks first. It keeps an honest agent from them, no other.
+func (t *turn) shadow() error {
+	for _, name := range t.turn.DeniedExecutables {
+		script := "#!/bin/sh\necho '" + strings.ReplaceAll(name, "'", "") + ": not granted to this turn' >&2\nexit 126\n"
+		if err := os.WriteFile(filepath.Join(t.dir.Shims(), name), []byte(script), 0o700); err != nil {
+			return fmt.Errorf("%w: shadow %s: %w", agent.ErrUnready, name, err)
+		}
+	}
+	return nil
+}
+
+// environment is what the agent finds: the verified one, what every program needs
+// where that has none, the driver's, and the marker.
+func (t *turn) environment() []string {
+	env := map[string]string{
+		"HOME":   t.launch.HomeInside,
+		"TMPDIR": t.dir.Tmp(),
+		"PATH":   defaultPath,
+	}
+	add := func(pairs []string) {
+		for _, pair := range pairs {
+			name, value, _ := strings.Cut(pair, "=")
+			env[name] = value
+		}
+	}
+	add(t.turn.Env)
+	if t.turn.Confinement == nil && len(t.turn.DeniedExecutables) > 0 {
+		env["PATH"] = t.dir.Shims() + string(filepath.ListSeparator) + env["PATH"]
+	}
+	add(t.command.Env)
+	add([]string{procs.Marker(filepath.Dir(t.dir.Path()), t.marker)})
+	pairs := make([]string, 0, len(env))
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		pairs = append(pairs, name+"="+env[name])
+	}
+	return pairs
+}
+
+// start records the turn and starts the agent.
+func (t *turn) start(ctx context.Context) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	t.identity = agent.Identity{Kind: agent.KindProcess, Label: t.marker}
+	if rec := t.r.Recorder; rec != nil {
+		if err := rec.Creating(ctx, t.identity); err != nil {
+			return fmt.Errorf("record the turn: %w", kind(err))
+		}
+	}
+	err := t.exec(ctx)
+	if err != nil && t.r.Recorder != nil {
+		err = errors.Join(err, t.tellGone(ctx))
+	}
+	return err
+}
+
+func (t *turn) exec(ctx context.Context) error {
+	t.startedAt = time.Now()
+	if err := t.dir.Update(func(m *session.Meta) { m.StartedAt = t.startedAt.UTC() }); err != nil {
+		return err
+	}
+	if starting := t.r.Observer.Starting; starting != nil {
+		if err := starting(ctx); err != nil {
+			return err
+		}
+	}
+	cmd := &exec.Cmd{
+		Path: t.bin, Args: append([]string{t.bin}, t.command.Args...),
+		Env: t.environment(), Dir: t.launch.WorkDir,
+		Stdin: t.in.theirs, Stdout: t.out.theirs, Stderr: t.err.theirs,
+	}
+	start := procs.Supervised
+	if c := t.turn.Confinement; c != nil {
+		start = func(cmd *exec.Cmd) error { return t.r.confiner().Start(cmd, *c) }
+	}
+	tree, err := procs.Start(cmd, start)
+	if err != nil {
+		return kind(err)
+	}
+	t.tree = tree
+	t.identity = tree.Identity()
+	t.identity.Label = t.marker
+	for _, p := range []*pipe{&t.in, &t.out, &t.err} {
+		_ = p.theirs.Close() // or the end of the agent's output would never be seen
+		p.theirs = nil
+	}
+	return nil
+}
+
+// abandon undoes what was made for a turn that was not started.
+func (t *turn) abandon() error {
+	var errs []error
+	if t.host != nil {
+		errs = append(errs, t.host.Close())
+	}
+	for _, p := range []*pipe{&t.in, &t.out, &t.err} {
+		p.close()
+	}
+	for _, log := range []*session.Log{t.transcript, t.stderr} {
+		if log != nil {
+			errs = append(errs, log.Close())
+		}
+	}
+	switch {
+	case t.made:
+		errs = append(errs, session.Remove(t.dir.Path()))
+	case t.dir != nil:
+		errs = append(errs, t.dir.Abandon())
+	}
+	return errors.Join(errs...)
+}
+
+// tellGone tells the recorder that nothing of the turn is left. The record must be
+// made even when the caller's context has ended, because that is how turns end.
+func (t *turn) tellGone(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTime)
+	defer cancel()
+	if err := t.r.Recorder.Gone(ctx, t.identity); err != nil {
+		return fmt.Errorf("record the end of the turn: %w", err)
+	}
+	return nil
+}
+
+// kind makes sure that an error from making ready has a kind: what is not a refusal
+// is a worker that is not ready.
+func kind(err error) error {
+	for _, known := range []error{
+		agent.ErrNotGranted, agent.ErrUnsupported, agent.ErrPolicyChanged, agent.ErrUnready,
+		context.Canceled, context.DeadlineExceeded,
+	} {
+		if errors.Is(err, known) {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %w", agent.ErrUnready, err)
+}
+
+func (r *Runner) maxOutput() int64 {
+	if r.MaxOutput > 0 {
+		return r.MaxOutput
+	}
+	return defaultMaxOutput
+}
+
+func (r *Runner) maxEvents() int {
+	if r.MaxEvents > 0 {
+		return r.MaxEvents
+	}
+	return defaultMaxEvents
+}
