@@ -24,3 +24,23 @@ type Provider[S any] interface {
 	// after the last process that could write there is gone.
 	Release(ctx context.Context, w Workspace) error
 }
+
+// Spec asks for a workspace: exactly one of Dir, Scratch and Git is set.
+type Spec struct {
+	// Name is unique to the attempt and fit for a file name.
+	Name string
+	// Dir is an existing directory of the worker's host.
+	Dir string
+	// Scratch asks for an empty directory.
+	Scratch bool
+	// Git asks for a repository at a ref.
+	Git *Checkout
+}
+
+// Checkout is a repository at a ref.
+type Checkout struct {
+	URL string
+	Ref string // empty is the remote's own default
+	// Credentials are names; what they stand for is the worker's.
+	Credentials []string
+}
