@@ -1,0 +1,444 @@
+package worker
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"turnpike/internal/agent"
+	"turnpike/internal/job"
+)
+
+// Leases hands out the right to run a job and renews it.
+type Leases interface {
+	// Claim asks for several leases at once. A job that is missing in the answer is
+	// refused; an error means that nothing is known. A claim repeated with its token
+	// answers the same lease.
+	Claim(ctx context.Context, worker string, lane job.Lane, claims []job.Claim) ([]job.Claimed, error)
+	// Beat renews leases and answers for each whether it still is the worker's.
+	Beat(ctx context.Context, worker string, beats []job.Beat) ([]job.Beaten, error)
+}
+
+// Cancels tells, sooner than the next beat would, that a job was cancelled. It is
+// a hint: the keeper asks Postgres at once and acts on its answer.
+type Cancels interface {
+	// ListenCancels calls hint for each job until ctx ends; with no id when hints may
+	// have been missed.
+	ListenCancels(ctx context.Context, hint func(job.ID)) error
+}
+
+// Standing is what the keeper knows of one running turn.
+type Standing struct {
+	// Good is when the last beat that renewed the lease was sent, or the claim was:
+	// the database's lease is no older. By this process's monotonic clock.
+	Good   time.Time
+	Length time.Duration
+	Frozen bool
+	// Lost says that the lease is known to be somebody else's or nobody's.
+	Lost bool
+	// Cancelled is the person's request, nil without one.
+	Cancelled *job.Cancelled
+}
+
+// Action is what the keeper does about a turn.
+type Action int
+
+// The actions.
+const (
+	LetRun Action = iota
+	Freeze
+	Thaw
+	Stop
+)
+
+// doubt is how long before its end a lease counts as doubtful: 15 s, less where
+// leases are short.
+func doubt(length time.Duration) time.Duration { return min(15*time.Second, length/4) }
+
+// FreezeAt is when the turn must stand still unless a beat succeeds first.
+func (s Standing) FreezeAt() time.Time { return s.Good.Add(s.Length - doubt(s.Length)) }
+
+// Decide is the keeper's whole judgement. A turn without a good beat stands still
+// before its lease can lapse, and for as long as nobody says whose it is: until
+// then Postgres is as far from a reaper as from this worker.
+func Decide(s Standing, now time.Time) (Action, error) {
+	doubtful := !now.Before(s.FreezeAt())
+	switch {
+	case s.Lost:
+		return Stop, job.ErrLeaseLost
+	case s.Cancelled != nil:
+		return Stop, s.Cancelled
+	case doubtful && !s.Frozen:
+		return Freeze, nil
+	case !doubtful && s.Frozen:
+		return Thaw, nil
+	}
+	return LetRun, nil
+}
+
+// Keeper keeps the leases of all attempts of one worker.
+type Keeper struct {
+	Leases Leases
+	Worker string
+	// Every is the time between beats; default 10 s, and at most a sixth of the
+	// shortest lease held.
+	Every time.Duration
+	// CallTimeout bounds one beat; default Every.
+	CallTimeout time.Duration
+	Log         *slog.Logger
+
+	once  sync.Once
+	nudge chan struct{} // holds one: beat now, or look again
+
+	mu   sync.Mutex // guards held and every kept in it
+	held map[job.ID]*kept
+}
+
+// kept is one attempt whose lease is kept, from its claim until its report is settled.
+type kept struct {
+	keeper  *Keeper
+	lease   job.Lease
+	stop    context.CancelCauseFunc
+	control agent.Control // nil until the agent runs
+
+	standing Standing
+	ended    bool // the turn is over: its lease is kept for the report's sake alone
+	stopped  bool
+	begun    bool          // recorded is closed
+	beat     job.Beat      // what the next beat carries
+	recorded chan struct{} // closed once a beat with StartedAt succeeded
+}
+
+func (k *Keeper) init() {
+	k.once.Do(func() {
+		k.nudge = make(chan struct{}, 1)
+		k.held = make(map[job.ID]*kept)
+		k.Every = cmp.Or(k.Every, 10*time.Second)
+		k.CallTimeout = cmp.Or(k.CallTimeout, k.Every)
+	})
+}
+
+// hold begins to keep a claimed lease. sent is when its claim was sent. stop ends
+// the attempt's context with a cause.
+func (k *Keeper) hold(c job.Claimed, sent time.Time, stop context.CancelCauseFunc) *kept {
+	k.init()
+	h := &kept{
+		keeper: k, lease: c.Lease, stop: stop,
+		standing: Standing{Good: sent, Length: c.Length},
+		beat:     job.Beat{Lease: c.Lease},
+		recorded: make(chan struct{}),
+	}
+	k.mu.Lock()
+	k.held[c.Job] = h
+	k.mu.Unlock()
+	k.Nudge()
+	return h
+}
+
+// Drop forgets an attempt: its report is settled.
+func (k *Keeper) Drop(id job.ID, attempt int) {
+	k.init()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if h := k.held[id]; h != nil && h.lease.Attempt == attempt {
+		delete(k.held, id)
+	}
+}
+
+// holds says whether the attempt's lease is kept.
+func (k *Keeper) holds(id job.ID, attempt int) bool {
+	k.init()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	h := k.held[id]
+	return h != nil && h.lease.Attempt == attempt
+}
+
+// Nudge has the keeper look at once.
+func (k *Keeper) Nudge() {
+	k.init()
+	select {
+	case k.nudge <- struct{}{}:
+	default:
+	}
+}
+
+// Hint is Nudge for a job that may have been cancelled, if it runs here. No id is
+// any job.
+func (k *Keeper) Hint(id job.ID) {
+	k.init()
+	k.mu.Lock()
+	h := k.held[id]
+	due := id == "" || h != nil && !h.ended
+	k.mu.Unlock()
+	if due {
+		k.Nudge()
+	}
+}
+
+// answer is what became of one beat.
+type answer struct {
+	sent  time.Time
+	asked []job.Beat
+	got   []job.Beaten
+	err   error
+}
+
+// Run beats until ctx ends. A beat in flight never delays a freeze.
+func (k *Keeper) Run(ctx context.Context) error {
+	k.init()
+	var (
+		answers  = make(chan answer, 1)
+		inFlight = false
+		again    = false // asked for while a beat was in flight
+		next     = time.Now()
+		failures = 0
+	)
+	defer func() {
+		if inFlight {
+			<-answers
+		}
+	}()
+	beat := func() {
+		again = false
+		beats := k.beats()
+		if len(beats) == 0 || ctx.Err() != nil {
+			return
+		}
+		inFlight = true
+		sent := time.Now()
+		go func() {
+			ctx, cancel := context.WithTimeout(ctx, k.CallTimeout)
+			defer cancel()
+			got, err := k.Leases.Beat(ctx, k.Worker, beats)
+			answers <- answer{sent, beats, got, err}
+		}()
+	}
+	for {
+		now := time.Now()
+		if !inFlight && (again || !now.Before(next)) {
+			next = now.Add(k.interval())
+			beat()
+		}
+		wake := next
+		if inFlight {
+			wake = now.Add(time.Hour)
+		}
+		if at := k.enforce(now); !at.IsZero() && at.Before(wake) {
+			wake = at
+		}
+		timer := time.NewTimer(time.Until(wake))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-k.nudge:
+			again = true
+		case a := <-answers:
+			inFlight = false
+			if a.err != nil {
+				failures++
+				// Soon again, while the lease lasts; but not all workers at once.
+				next = time.Now().Add(min(k.interval(), time.Second<<min(failures, 4)/2))
+				k.Log.Warn("leases were not renewed", "turns", len(a.asked), "failures", failures, "error", a.err)
+			} else {
+				failures = 0
+				k.learn(a)
+			}
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// interval is the time between beats, by the shortest lease held.
+func (k *Keeper) interval() time.Duration {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	every := k.Every
+	for _, h := range k.held {
+		every = min(every, max(h.standing.Length/6, 10*time.Millisecond))
+	}
+	return every
+}
+
+func (k *Keeper) beats() []job.Beat {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	beats := make([]job.Beat, 0, len(k.held))
+	for _, id := range slices.Sorted(maps.Keys(k.held)) {
+		if h := k.held[id]; !h.standing.Lost {
+			beats = append(beats, h.beat)
+		}
+	}
+	return beats
+}
+
+// learn takes an answer in. A job that was dropped meanwhile, or that the answer
+// does not mention, learns nothing.
+func (k *Keeper) learn(a answer) {
+	asked := make(map[job.ID]job.Beat, len(a.asked))
+	for _, b := range a.asked {
+		asked[b.Job] = b
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, b := range a.got {
+		h, sent := k.held[b.Job], asked[b.Job]
+		if h == nil || h.lease.Token != sent.Token {
+			continue
+		}
+		if !b.Ours {
+			h.standing.Lost = true
+			continue
+		}
+		h.standing.Good = a.sent
+		if !sent.StartedAt.IsZero() && !h.begun {
+			h.begun = true
+			close(h.recorded)
+		}
+		if b.Cancelled != nil {
+			h.standing.Cancelled = b.Cancelled
+		}
+		if len(sent.Running) > 0 && string(sent.Running) == string(h.beat.Running) {
+			h.beat.Running = nil // it is on record
+		}
+	}
+}
+
+// steer is one decision to carry out, outside the lock.
+type steer struct {
+	h       *kept
+	control agent.Control
+	action  Action
+	cause   error
+}
+
+// enforce carries out every decision that is due and says when the next one is.
+func (k *Keeper) enforce(now time.Time) time.Time {
+	var todo []steer
+	var next time.Time
+	k.mu.Lock()
+	for _, h := range k.held {
+		if h.ended || h.stopped {
+			continue
+		}
+		action, cause := Decide(h.standing, now)
+		switch action {
+		case Stop:
+			h.stopped = true
+		case Freeze, Thaw:
+			if h.control == nil {
+				// Nothing runs, and starting refuses while the lease is in doubt.
+				continue
+			}
+			h.standing.Frozen = action == Freeze
+		}
+		if action != LetRun {
+			todo = append(todo, steer{h, h.control, action, cause})
+		}
+		if at := h.standing.FreezeAt(); !h.stopped && !h.standing.Frozen && (next.IsZero() || at.Before(next)) {
+			next = at
+		}
+	}
+	k.mu.Unlock()
+	for _, s := range todo {
+		k.carryOut(s)
+	}
+	return next
+}
+
+func (k *Keeper) carryOut(s steer) {
+	log := k.Log.With("job", s.h.lease.Job, "attempt", s.h.lease.Attempt)
+	var err error
+	switch s.action {
+	case Freeze:
+		log.Warn("the lease could not be renewed; the turn is frozen before it lapses")
+		err = s.control.Freeze()
+	case Thaw:
+		log.Info("the lease is renewed; the turn goes on")
+		err = s.control.Thaw()
+	case Stop:
+		log.Warn("the turn is stopped", "cause", s.cause)
+		s.h.stop(s.cause)
+		return
+	}
+	if err == nil {
+		return
+	}
+	// A turn that cannot be held still must not outlive its lease, and one that
+	// cannot be woken would never end.
+	log.Error("the turn cannot be steered; it is stopped", "error", err)
+	k.mu.Lock()
+	s.h.stopped = true
+	k.mu.Unlock()
+	s.h.stop(fmt.Errorf("%w: %w", job.ErrLeaseLost, err))
+}
+
+// errDoubtful says that an agent may not start because the lease is in doubt.
+var errDoubtful = errors.New("the lease could not be renewed in time to start")
+
+// starting has Postgres know that the agent is about to be executed, and returns
+// nil once it does: what was never started may be run again, so nothing runs that
+// might be taken for it. The error is the reason not to start.
+func (h *kept) starting(ctx context.Context) error {
+	h.keeper.mu.Lock()
+	h.beat.StartedAt = time.Now().UTC()
+	wait := time.Until(h.standing.FreezeAt())
+	h.keeper.mu.Unlock()
+	h.keeper.Nudge()
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-h.recorded:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		h.keeper.mu.Lock()
+		defer h.keeper.mu.Unlock()
+		h.beat.StartedAt = time.Time{}
+		return fmt.Errorf("%w: %w", errDoubtful, agent.ErrUnready)
+	}
+}
+
+// started hands over the running turn's control.
+func (h *kept) started(c agent.Control) {
+	h.keeper.mu.Lock()
+	h.control = c
+	h.keeper.mu.Unlock()
+	h.keeper.Nudge()
+}
+
+// progress is carried by the next beat.
+func (h *kept) progress(p agent.Progress) {
+	h.keeper.mu.Lock()
+	defer h.keeper.mu.Unlock()
+	h.beat.Conversation = p.Conversation
+	h.beat.Turns, h.beat.ToolCalls = p.Turns, p.ToolCalls
+	if p.CostKnown {
+		usd := job.USDFromFloat(p.CostUSD)
+		h.beat.CostUSD = &usd
+	}
+}
+
+// running is the identity of what runs, carried by beats until one succeeds.
+func (h *kept) running(identity json.RawMessage) {
+	h.keeper.mu.Lock()
+	defer h.keeper.mu.Unlock()
+	h.beat.Running = identity
+}
+
+// end says that the turn is over; its lease is kept until the report is settled.
+func (h *kept) end() {
+	h.keeper.mu.Lock()
+	defer h.keeper.mu.Unlock()
+	h.ended = true
+}

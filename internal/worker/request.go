@@ -1,0 +1,218 @@
+package worker
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"turnpike/internal/agent"
+	"turnpike/internal/job"
+	"turnpike/internal/vcs"
+)
+
+// workspacePrefix begins a mount path that lies in the workspace.
+const workspacePrefix = "workspace:"
+
+// selectProfile is the profile at index along r's fallback chain.
+func selectProfile(r job.Request, index int) (job.Profile, error) {
+	p := &r.Profile
+	for range index {
+		if p.Fallback == nil {
+			return job.Profile{}, fmt.Errorf("profile: there is no fallback %d: %w", index, agent.ErrUnsupported)
+		}
+		p = p.Fallback
+	}
+	return *p, nil
+}
+
+// workspaceSpec is the workspace r asks for.
+func workspaceSpec(r job.Request, name string) vcs.Spec {
+	spec := vcs.Spec{Name: name, Dir: r.Workspace.Dir, Scratch: r.Workspace.Scratch}
+	if g := r.Workspace.Git; g != nil {
+		spec.Git = &vcs.Checkout{URL: g.URL, Ref: g.Ref, Credentials: slices.Clone(g.Credentials)}
+	}
+	return spec
+}
+
+// mapping is one attempt's request in the making.
+type mapping struct {
+	request   job.Request
+	profile   job.Profile // the one of the chain that is run
+	name      string
+	resume    string // the conversation to continue; empty for the request's own
+	workspace vcs.Workspace
+	session   string
+	ceiling   *Ceiling
+	environ   []string // the worker's environment
+}
+
+// agentRequest is the agent's form of the request, and what the worker added to
+// what the producer wrote. Everything is mapped: what this release cannot carry
+// out is refused by the boundary or the runner, which know. The ceiling has been
+// checked.
+func (t mapping) agentRequest() (agent.Request, []string, error) {
+	r, added := t.request, []string{"session directory"}
+	grants, err := t.grants()
+	if err != nil {
+		return agent.Request{}, nil, err
+	}
+	host, err := t.hostMCP()
+	if err != nil {
+		return agent.Request{}, nil, err
+	}
+	if host != nil {
+		added = append(added, "host MCP server "+host.Name)
+	}
+	capUSD := r.CostCapUSD
+	if capUSD == 0 && t.ceiling.MaxCostUSD > 0 {
+		capUSD = t.ceiling.MaxCostUSD
+		added = append(added, "cost cap "+capUSD.String()+" of the pool")
+	}
+	resume := t.resume
+	if resume == "" {
+		resume = r.ResumeID
+	}
+	return agent.Request{
+		Name:             t.name,
+		Profile:          t.agentProfile(t.profile),
+		ValidOutcomes:    r.ValidOutcomes, // nil and empty differ
+		HostMCP:          host,
+		ContainerEnv:     maps.Clone(r.ContainerEnv),
+		Workspace:        t.workspace,
+		VCSEnv:           maps.Clone(r.VCSEnv),
+		VCSContainerEnv:  maps.Clone(r.VCSContainerEnv),
+		VCSContainerPath: slices.Clone(r.VCSContainerPath),
+		SystemPrompt:     r.SystemPrompt,
+		Prompt:           r.Prompt,
+		Env:              maps.Clone(r.Env),
+		SessionDir:       t.session,
+		Grants:           &grants,
+		ResumeID:         resume,
+		CostCapUSD:       capUSD.Float(),
+	}, added, nil
+}
+
+// agentProfile maps a profile. Its fallback is left out: it is the queue's to run,
+// as another attempt.
+func (t mapping) agentProfile(p job.Profile) agent.Profile {
+	mcp := make(map[string]agent.MCPEntry, len(p.MCP))
+	for name, e := range p.MCP {
+		mcp[name] = t.mcpEntry(e, p)
+	}
+	out := agent.Profile{
+		Name: p.Name, Agent: agentName(p.Agent), Model: p.Model, Effort: p.Effort,
+		MaxTurns: p.MaxTurns, Timeout: p.Timeout.Std(),
+		AllowedTools: slices.Clone(p.AllowedTools), DisallowedTools: slices.Clone(p.DisallowedTools),
+		MCP:     mcp,
+		Sandbox: p.Sandbox, Confine: p.Confine, SandboxImage: p.SandboxImage,
+		SandboxDomains:          p.SandboxDomains, // nil and empty differ
+		ContainerUseEnvironment: p.ContainerUseEnvironment,
+		VCSAccess:               p.VCSAccess,
+		Shell:                   t.ceiling.Shells[p.Shell],
+		Env:                     maps.Clone(p.Env),
+		Skills:                  slices.Clone(p.Skills),
+	}
+	for _, name := range p.PiPackages {
+		out.PiPackages = append(out.PiPackages, t.ceiling.PiPackages[name])
+	}
+	if p.Dagger != nil {
+		out.Dagger = &agent.Dagger{Engine: p.Dagger.Engine, Version: p.Dagger.Version}
+	}
+	return out
+}
+
+func (t mapping) mcpEntry(e job.MCPEntry, p job.Profile) agent.MCPEntry {
+	out := agent.MCPEntry{
+		Type: e.Type, Command: e.Command, Args: slices.Clone(e.Args), Env: maps.Clone(e.Env),
+		URL: e.URL, Headers: maps.Clone(e.Headers), EnvVars: slices.Clone(e.EnvVars), BearerTokenEnv: e.BearerTokenEnv,
+	}
+	placement := agent.Placement{Sandbox: p.Sandbox, Confine: p.Confine}
+	if cmd, ok := t.ceiling.MCP.Commands[e.Command]; ok && (p.Sandbox == "" || placement.Host()) {
+		out.Command, out.Args = cmd.Path, slices.Concat(cmd.Args, e.Args)
+	}
+	return out
+}
+
+// grants maps the grants, with workspace: paths expanded.
+func (t mapping) grants() (agent.Grants, error) {
+	g := t.request.Grants
+	out := agent.Grants{
+		Env: slices.Clone(g.Env), Tools: slices.Clone(g.Tools), Within: g.Within, VCS: g.VCS, DaggerEngine: g.DaggerEngine,
+	}
+	for i, m := range g.Mounts {
+		path, err := t.expand(m.Path)
+		if err != nil {
+			return agent.Grants{}, fmt.Errorf("grants.mounts[%d].path: %w", i, err)
+		}
+		out.Mounts = append(out.Mounts, agent.Mount{Path: path, Access: agent.Access(m.Access)})
+	}
+	for _, s := range g.HostServers {
+		out.HostServers = append(out.HostServers, agent.HostServer{Name: s.Name, Port: s.Port})
+	}
+	return out, nil
+}
+
+// expand gives the host's path of a mount. One in the workspace must still be
+// there once every link is followed.
+func (t mapping) expand(path string) (string, error) {
+	sub, ok := strings.CutPrefix(path, workspacePrefix)
+	if !ok {
+		return path, nil
+	}
+	if sub != "" && !filepath.IsLocal(sub) {
+		return "", fmt.Errorf("%s leaves the workspace: %w", path, agent.ErrNotGranted)
+	}
+	root, err := filepath.EvalSymlinks(t.workspace.Dir)
+	if err != nil {
+		return "", fmt.Errorf("workspace: %w: %w", err, agent.ErrUnready)
+	}
+	real, err := filepath.EvalSymlinks(filepath.Join(root, sub))
+	if err != nil {
+		return "", fmt.Errorf("%s does not exist in the workspace: %w", path, agent.ErrNotGranted)
+	}
+	if !contains(root, real) {
+		return "", fmt.Errorf("%s is a link that leads out of the workspace: %w", path, agent.ErrNotGranted)
+	}
+	return real, nil
+}
+
+// hostMCP is the owner's server of the name the request gives.
+func (t mapping) hostMCP() (*agent.HostMCP, error) {
+	name := t.request.HostMCP
+	if name == "" {
+		return nil, nil
+	}
+	s, ok := t.ceiling.HostMCP[name]
+	if !ok {
+		return nil, notGranted("host_mcp", fmt.Sprintf("%q is not offered here", name), list("host_mcp servers", slices.Collect(maps.Keys(t.ceiling.HostMCP))))
+	}
+	env := make(map[string]string, len(s.Env))
+	for server, source := range s.Env {
+		i := slices.IndexFunc(t.environ, func(kv string) bool { return strings.HasPrefix(kv, source+"=") })
+		if i < 0 {
+			return nil, fmt.Errorf("host_mcp: the worker has no variable %s: %w", source, agent.ErrUnready)
+		}
+		env[server] = t.environ[i][len(source)+1:]
+	}
+	return &agent.HostMCP{
+		Name: name, Entry: agent.MCPEntry{Type: "stdio", Command: s.Command, Args: slices.Clone(s.Args)}, Env: env,
+		ListenArgs: slices.Clone(s.ListenArgs), TokenEnv: s.TokenEnv, ListeningPrefix: s.ListeningPrefix, Path: s.Path,
+	}, nil
+}
+
+// watch are the runner's own limits.
+func watch(l job.Limits) agent.Watch {
+	return agent.Watch{FirstEvent: l.Start.Std(), Idle: l.Idle.Std()}
+}
+
+// decode reads what a claim brought.
+func decode(raw json.RawMessage) (job.Request, error) {
+	r, err := job.Decode(raw)
+	if err != nil {
+		return job.Request{}, fmt.Errorf("request: %w", err)
+	}
+	return r, nil
+}

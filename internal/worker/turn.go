@@ -1,0 +1,372 @@
+package worker
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"turnpike/internal/agent"
+	"turnpike/internal/job"
+	"turnpike/internal/vcs"
+)
+
+// Launch is one turn, ready to be run. The turn's environment is Environ as far as
+// its grants choose from it; a fencing number would be added there.
+type Launch struct {
+	Request  agent.Request
+	Observer agent.Observer
+	Recorder agent.Recorder
+	Watch    agent.Watch
+	Network  agent.Network
+	Limits   agent.Limits
+	// Session is the name of the session directory: what the turn's processes and
+	// containers are labelled with.
+	Session string
+	// Environ is all of the worker's environment the ceiling lets this turn inherit.
+	Environ []string
+	// Hold judges a boundary's verdict by the ceiling once more; see Ceiling.Hold.
+	Hold func(agent.Boundary) agent.Boundary
+}
+
+// Runner runs one turn. A nil Result says that nothing was started, and the error
+// why; its kinds are agent's.
+type Runner func(ctx context.Context, l Launch) (*agent.Result, error)
+
+// Transcript takes one attempt's lines along. Line must not wait.
+type Transcript interface {
+	Line(line []byte)
+	// Close sends what is left, until ctx ends, and says how many lines were not.
+	Close(ctx context.Context) (dropped int)
+}
+
+// Patcher is a workspace provider that can tell what a turn changed.
+type Patcher interface {
+	// Patch writes the changes since Acquire; nothing when there are none.
+	Patch(ctx context.Context, ws vcs.Workspace, w io.Writer) error
+}
+
+// PatchFile is the name of a turn's changes in its session directory.
+const PatchFile = "changes.patch"
+
+// Turns runs turns under a ceiling: what a pool's attempts and a turn run by hand
+// have in common.
+type Turns struct {
+	Ceiling    *Ceiling
+	State      *StateDir
+	Sessions   Sessions
+	Workspaces vcs.Provider[vcs.Spec]
+	Run        Runner
+	// End ends what a turn left running although it is over.
+	End EndFunc
+	// Environ is the worker's environment, as NAME=value pairs.
+	Environ []string
+	// Floor is how much of the disk stays free: below it no turn is begun. Default 256 MiB.
+	Floor int64
+	// Grace is the time between asking an agent to end and ending it; zero is the
+	// runner's own.
+	Grace time.Duration
+	// Worker and Host name this process; Versions are its programs, for the record.
+	Worker, Host string
+	Versions     map[string]string
+	Hooks        Hooks
+	Log          *slog.Logger
+}
+
+// releaseTimeout bounds what is done for a turn after it is over.
+const releaseTimeout = time.Minute
+
+// ready says whether the worker has room for another turn; the error wraps
+// agent.ErrUnready.
+func (t *Turns) ready() error {
+	free, err := t.State.Free()
+	if err != nil {
+		return fmt.Errorf("%w: %w", err, agent.ErrUnready)
+	}
+	if floor := cmp.Or(t.Floor, 256<<20); free < floor {
+		return fmt.Errorf("the disk of the state directory has %d MiB left, below the floor of %d MiB: %w", free>>20, floor>>20, agent.ErrUnready)
+	}
+	return nil
+}
+
+// attempt is one turn on its way through a worker.
+type attempt struct {
+	*Turns
+	request job.Request
+	profile job.Profile
+	name    string
+	resume  string
+	mark    *mark
+	kept    *kept // nil for a turn run by hand
+	stream  Transcript
+
+	recorder *recorder
+	added    []string
+	begun    time.Time
+	// local says that it failed for a reason of this worker alone.
+	local bool
+
+	mu       sync.Mutex // guards what the observer learns
+	started  time.Time
+	progress agent.Progress
+}
+
+// run takes the attempt from a checked request to the end of its turn. A nil result
+// says that nothing was started.
+func (a *attempt) run(ctx context.Context) (res *agent.Result, err error) {
+	if err := a.Ceiling.Check(a.request); err != nil {
+		return nil, err
+	}
+	if err := a.ready(); err != nil {
+		a.local = true
+		return nil, err
+	}
+	a.recorder = &recorder{marks: marks{a.State.marks()}, kept: a.kept, mark: a.mark}
+	if err := a.recorder.open(); err != nil {
+		a.local = true
+		return nil, err
+	}
+	a.Hooks.at(AfterMark)
+	if a.mark.Session, err = a.Sessions.New(a.name); err != nil {
+		a.local = true
+		return nil, fmt.Errorf("%w: %w", err, agent.ErrUnready)
+	}
+	if err := a.recorder.open(); err != nil {
+		a.local = true
+		return nil, err
+	}
+	ws, err := a.Workspaces.Acquire(ctx, workspaceSpec(a.request, a.name))
+	if err != nil {
+		return nil, fmt.Errorf("workspace: %w", err)
+	}
+	defer func() {
+		a.Hooks.at(AfterTurn)
+		err = errors.Join(err, a.release(ctx, ws, res != nil))
+	}()
+	launch, err := a.launch(ws)
+	if err != nil {
+		return nil, err
+	}
+	res, err = a.Run(ctx, launch)
+	if res == nil && err != nil {
+		a.local = errors.Is(err, agent.ErrUnready)
+		res = a.broken(ctx, err)
+	}
+	return res, err
+}
+
+// broken is the result of a turn that was started and of which the runner gave
+// none: what was started must never pass for unstarted.
+func (a *attempt) broken(ctx context.Context, err error) *agent.Result {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.started.IsZero() {
+		return nil
+	}
+	res := &agent.Result{
+		Name: a.name, Role: a.profile.Name, Agent: agentName(a.profile.Agent), SessionDir: a.mark.Session,
+		StartedAt: a.started, Duration: time.Since(a.started), ExitCode: -1,
+		IsError: true, ErrorSubtype: agent.SubtypeNoResult, Diagnostics: []string{text(err)},
+		ClaudeID: a.progress.Conversation, AgentVersion: a.progress.AgentVersion, RateLimit: a.progress.RateLimit,
+		NumTurns: a.progress.Turns, ToolCalls: a.progress.ToolCalls, CostUSD: a.progress.CostUSD, CostKnown: a.progress.CostKnown,
+	}
+	if ctx.Err() != nil {
+		res.ErrorSubtype = agent.SubtypeCancelled
+	}
+	return res
+}
+
+func (a *attempt) launch(ws vcs.Workspace) (Launch, error) {
+	req, added, err := mapping{
+		request: a.request, profile: a.profile, name: a.name, resume: a.resume,
+		workspace: ws, session: a.mark.Session, ceiling: a.Ceiling, environ: a.Environ,
+	}.agentRequest()
+	if err != nil {
+		return Launch{}, err
+	}
+	a.added = added
+	account, err := a.Ceiling.account(a.request.Account, a.profile.Agent)
+	if err != nil {
+		return Launch{}, err
+	}
+	w := watch(a.request.Limits)
+	w.Grace = a.Grace
+	own := ws.Dir
+	if a.request.Workspace.Dir != "" {
+		own = ""
+	}
+	return Launch{
+		Request:  req,
+		Observer: a.observer(),
+		Recorder: a.recorder,
+		Watch:    w,
+		Network:  a.Ceiling.network(a.profile),
+		Limits:   a.Ceiling.AgentLimits(),
+		Session:  filepath.Base(a.mark.Session),
+		Environ:  a.Ceiling.environ(a.Environ, account),
+		Hold:     func(b agent.Boundary) agent.Boundary { return a.Ceiling.Hold(b, own) },
+	}, nil
+}
+
+func (a *attempt) observer() agent.Observer {
+	o := agent.Observer{
+		Started: func(c agent.Control) {
+			a.mu.Lock()
+			a.started = time.Now().UTC()
+			a.mu.Unlock()
+			if a.kept != nil {
+				a.kept.started(c)
+			}
+			a.Hooks.at(AfterStart)
+		},
+		Progress: func(p agent.Progress) {
+			a.mu.Lock()
+			a.progress = p
+			a.mu.Unlock()
+			if a.kept != nil {
+				a.kept.progress(p)
+			}
+		},
+	}
+	if a.kept != nil {
+		o.Starting = a.kept.starting
+	}
+	if a.stream != nil {
+		o.Line = a.stream.Line
+	}
+	return o
+}
+
+// release gives everything back after the turn. It outlives the turn's context,
+// which may have ended with it.
+func (a *attempt) release(ctx context.Context, ws vcs.Workspace, ran bool) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+	defer cancel()
+	log := a.Log.With("name", a.name)
+	for _, t := range a.recorder.left() {
+		// The launcher could not show it to be gone.
+		if _, err := a.End(ctx, t.Identity); err != nil {
+			log.Error("something the turn started may still run", "kind", t.Kind, "pid", t.PID, "id", t.ID, "error", err)
+			continue
+		}
+		if err := a.recorder.Gone(ctx, t.Identity); err != nil {
+			log.Error("mark", "error", err)
+		}
+	}
+	if len(a.recorder.left()) > 0 {
+		return nil // the workspace may still be written to: it is left as it is
+	}
+	if p, ok := a.Workspaces.(Patcher); ok && ran {
+		if err := a.patch(ctx, p, ws); err != nil {
+			log.Warn("what the turn changed could not be kept", "error", err)
+		}
+	}
+	if err := a.Workspaces.Release(ctx, ws); err != nil {
+		log.Warn("the workspace could not be released", "dir", ws.Dir, "error", err)
+	}
+	return nil
+}
+
+// patch keeps the changes of the workspace beside the transcript.
+func (a *attempt) patch(ctx context.Context, p Patcher, ws vcs.Workspace) (err error) {
+	f, err := os.OpenFile(filepath.Join(a.mark.Session, PatchFile), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		size, seekErr := f.Seek(0, io.SeekCurrent)
+		err = errors.Join(err, f.Close())
+		if seekErr == nil && size == 0 {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	return p.Patch(ctx, ws, f)
+}
+
+// claimed runs one claimed attempt and reports it. It never fails: every way it can
+// end is an ending.
+func (t *Turns) claimed(ctx context.Context, c job.Claimed, h *kept, stream Transcript) (rep job.Report, local bool) {
+	rep = base(c, t.Worker, t.Host, t.Versions)
+	a := &attempt{
+		Turns: t, name: keyOf(c.Lease).String(), resume: c.Resume, kept: h, stream: stream, begun: time.Now(),
+		mark: &mark{Version: markVersion, Lease: c.Lease, Worker: t.Worker, MarkedAt: time.Now().UTC()},
+	}
+	var res *agent.Result
+	err := a.read(c)
+	if err == nil {
+		rep.Agent, rep.Model = agentName(a.profile.Agent), a.profile.Model
+		a.mark.Agent, a.mark.Model = rep.Agent, rep.Model
+		res, err = a.run(ctx)
+	}
+	rep.EndedAt = time.Now().UTC()
+	rep.Ending, rep.Reason = Ended(res, err, context.Cause(ctx))
+	rep.Added, rep.SessionDir = a.added, a.mark.Session
+	if res != nil {
+		fillResult(&rep, res)
+		if err != nil {
+			t.Log.Warn("the turn ended, and not everything about it went well", "job", c.Job, "attempt", c.Attempt, "error", err)
+		}
+	}
+	if a.recorder != nil {
+		for _, left := range a.recorder.left() {
+			rep.Left = append(rep.Left, orphanOf(a.mark, left))
+		}
+	}
+	return rep, a.local
+}
+
+// read decodes what the claim brought and picks the profile to run.
+func (a *attempt) read(c job.Claimed) (err error) {
+	if a.request, err = decode(c.Request); err != nil {
+		return err
+	}
+	if a.profile, err = selectProfile(a.request, c.Profile); err != nil {
+		return err
+	}
+	if got := (job.Lane{Placement: a.profile.Placement(), Pool: a.request.Pool}); got != c.Lane {
+		return fmt.Errorf("profile: it runs on lane %s and was claimed on %s: %w", got, c.Lane, agent.ErrNotGranted)
+	}
+	return nil
+}
+
+// settled lets go of an attempt's mark once its report is durable: all is reported
+// and nothing runs. While something may still run, the mark stays and says so.
+func (t *Turns) settled(rep job.Report) error {
+	m := marks{t.State.marks()}
+	k := keyOf(rep.Lease)
+	if len(rep.Left) == 0 {
+		return m.remove(k)
+	}
+	all, err := m.list()
+	for _, one := range all {
+		if one.key() == k {
+			one.Reported = true
+			return m.write(one)
+		}
+	}
+	return err
+}
+
+// RunLocal runs one request by hand, without queue and database: ceiling, workspace,
+// runner, Result. A nil Result says that nothing was started.
+func (t *Turns) RunLocal(ctx context.Context, r job.Request, stream Transcript) (*agent.Result, error) {
+	id := job.ID(job.NewToken()) // a random UUID; no database knows it
+	a := &attempt{
+		Turns: t, request: r, profile: r.Profile, name: cmp.Or(r.Name, "local"), stream: stream, begun: time.Now(),
+		mark: &mark{
+			Version: markVersion, Lease: job.Lease{Job: id, Attempt: 1}, Local: true, Worker: t.Worker,
+			Agent: agentName(r.Profile.Agent), Model: r.Profile.Model, MarkedAt: time.Now().UTC(),
+		},
+	}
+	res, err := a.run(ctx)
+	if a.recorder != nil && len(a.recorder.left()) == 0 {
+		err = errors.Join(err, a.recorder.marks.remove(a.mark.key()))
+	}
+	return res, err
+}
