@@ -217,13 +217,7 @@ func (t *turn) prepareLaunch() error {
 	workDir := t.workspace()
 	if c := t.turn.Confinement; c != nil {
 		workDir = c.WorkDir
-		for _, m := range own {
-			real, err := filepath.EvalSymlinks(m.Path)
-			if err != nil {
-				return fmt.Errorf("%w: %w", agent.ErrUnready, err)
-			}
-			c.System = append(c.System, agent.Mount{Path: real, Access: m.Access})
-		}
+		c.System = append(c.System, own...)
 	} else if err := t.shadow(); err != nil {
 		return err
 	}
@@ -274,7 +268,7 @@ func (t *turn) environment() []string {
 		env["PATH"] = t.dir.Shims() + string(filepath.ListSeparator) + env["PATH"]
 	}
 	add(t.command.Env)
-	add([]string{procs.Marker(filepath.Dir(t.dir.Path()), t.marker)})
+	add([]string{procs.Marker(t.r.SessionsDir, t.marker)})
 	pairs := make([]string, 0, len(env))
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		pairs = append(pairs, name+"="+env[name])

@@ -32,6 +32,7 @@ type Runner struct {
 	OpenCodeBin string
 	PiBin       string
 	// SessionsDir is where a session directory is made for a request without one.
+	// What a turn starts is marked with it, so procs.Sweep takes the same path.
 	SessionsDir string
 	// EnvironmentPrefix is removed from the host environment turns inherit.
 	EnvironmentPrefix string

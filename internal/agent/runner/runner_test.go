@@ -187,7 +187,7 @@ func TestRun(t *testing.T) {
 		"tells_a_turn_that_ended_at_the_cap": {
 			does:   "done",
 			change: func(_ *runner.Runner, q *agent.Request) { q.CostCapUSD = 0.25 },
-			want:   ending{IsError: true, Subtype: agent.SubtypeCostCap, Turns: 2, Cost: 0.25, Capped: true}},
+			want:   ending{IsError: true, Subtype: agent.SubtypeCostCap, Code: -1, Turns: 2, Cost: 0.25, Capped: true}},
 		"leaves_a_turn_under_the_cap": {
 			does:   "done",
 			change: func(_ *runner.Runner, q *agent.Request) { q.CostCapUSD = 0.26 },
@@ -205,7 +205,7 @@ func TestRun(t *testing.T) {
 			res := run(t, r, req)
 			got := endingOf(res)
 			if test.want.Code < 0 {
-				// Whether a stand-in that is stopped dies of it is its own affair.
+				// How a stand-in that was stopped leaves is its own affair.
 				got.Code = test.want.Code
 			}
 			if diff := cmp.Diff(test.want, got); diff != "" {

@@ -62,11 +62,11 @@ type Dir struct{ path string }
 // Create makes a new session directory under root for the turn of this name.
 // Its error wraps agent.ErrUnready.
 func Create(root, name string) (*Dir, error) {
-	root, err := filepath.Abs(root)
-	if err != nil {
-		return nil, unready("make session directory", err)
-	}
 	if err := os.MkdirAll(root, dirMode); err != nil {
+		return nil, unready("make session root", err)
+	}
+	root, err := resolve(root)
+	if err != nil {
 		return nil, unready("make session root", err)
 	}
 	marker := Sanitize(name) + "-" + randomHex()
@@ -94,7 +94,7 @@ func (d *Dir) fill(m Meta) error {
 // Open gives the session directory at dir, as Create made it. Its error wraps
 // agent.ErrUnready where there is none.
 func Open(dir string) (*Dir, error) {
-	path, err := filepath.Abs(dir)
+	path, err := resolve(dir)
 	if err != nil {
 		return nil, unready("open session directory", err)
 	}
@@ -103,6 +103,15 @@ func Open(dir string) (*Dir, error) {
 		return nil, unready("open session directory", err)
 	}
 	return d, nil
+}
+
+// resolve gives the path without links that a confined turn sees too.
+func resolve(path string) (string, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(abs)
 }
 
 // Sanitize makes a turn's name fit for a path: letters, digits, dots, dashes and
@@ -125,7 +134,7 @@ func Sanitize(name string) string {
 	return clean
 }
 
-// Path is the directory itself; the other paths lie in it.
+// Path is the directory itself, without links; the other paths lie in it.
 func (d *Dir) Path() string         { return d.path }
 func (d *Dir) Prompt() string       { return filepath.Join(d.path, promptFile) }
 func (d *Dir) SystemPrompt() string { return filepath.Join(d.path, systemPromptFile) }
