@@ -14,7 +14,7 @@ import (
 
 // passes lets time pass and everything that is due happen.
 func passes(d time.Duration) {
-	time.Sleep(d) // the bubble's clock
+	<-time.After(d) // by the bubble's clock
 	synctest.Wait()
 }
 
