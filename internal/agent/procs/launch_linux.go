@@ -57,6 +57,10 @@ func (l Launch) Start(cmd *exec.Cmd) error {
 	if len(cmd.ExtraFiles) != 1 || cmd.ExtraFiles[0].Name() != lineName {
 		return errors.New("start: a tree is started through procs.Start")
 	}
+	if name := os.Args[0]; name == rootName || name == l.Before || name == l.Stage {
+		// Or a main that misses Entry would start itself without end.
+		return fmt.Errorf("start: %w: this process was started as %s, so main does not begin with Entry", agent.ErrUnsupported, name)
+	}
 	p := plan{Path: cmd.Path, Args: cmd.Args, Env: cmd.Env, Dir: cmd.Dir, Passed: len(l.Files)}
 	if len(p.Args) == 0 {
 		p.Args = []string{p.Path}

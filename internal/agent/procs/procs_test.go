@@ -303,7 +303,7 @@ func worker(state, secs, how string) {
 		_ = syscall.Kill(id.PID, syscall.SIGSTOP)
 		fmt.Println("stuck")
 	}
-	select {}
+	_, _ = tree.Wait()
 }
 
 // killWorker starts a worker, kills it, and gives the identity of what it started.

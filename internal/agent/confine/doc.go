@@ -1,0 +1,67 @@
+// Package confine has the operating system hold a process to an
+// agent.Confinement, or refuses to start it. It decides nothing about what a turn
+// may have; that is the boundary's. The processes themselves are package procs'.
+//
+// # Linux
+//
+// A mount namespace of the turn's own is the primary means: what is not granted is
+// not there. Landlock, seccomp and the absence of every capability are stacked on
+// it, so that no single fault opens the host. Namespaces for processes, IPC, host
+// name and control groups are always new; one for the network is new when the turn
+// has no network. As root this needs no more; as an ordinary user it takes a user
+// namespace in which every id is itself, so that what a turn creates belongs to the
+// worker's user. A turn of root stays uid 0 without a single capability.
+//
+// The steps, in order (package procs has the processes they happen in):
+//
+//	worker   resolve and pin every path; arrange the mounts; seal the policy in a
+//	         memory file; clone into the namespaces
+//	root     a tmpfs root; /dev, /dev/shm, /tmp and /proc of its own; system paths
+//	stage    and grants, the outermost first, each opened in the new namespace
+//	         without following a link and compared with its pin; metadata again,
+//	         read-only; denied paths masked; the loopback interface; the host's root
+//	         let go; capabilities, bounding set and securebits given up; no_new_privs
+//	root     pid 1, without a capability on any thread
+//	agent    working directory; resource limits; Landlock with the same paths once
+//	stage    more; descriptors closed; seccomp; execve
+//
+// A step that fails ends everything and comes back from Start, named, as
+// ErrUnsupported, ErrPolicyChanged or ErrUnready. Nothing continues with less. No
+// file is ever created on the host to mount over.
+//
+// The launcher executes itself inside the turn's root; if it is linked dynamically,
+// the system paths must hold its libraries. Build it with CGO_ENABLED=0.
+//
+// # The network
+//
+// Open is the host's network as it is. Neither Open nor Proxied is none: a network
+// namespace with nothing but its own loopback. Proxied is refused until there is an
+// egress proxy; its forwarder will listen on that loopback, opened in the root stage
+// where the interface is brought up, and served by the root.
+//
+// # Landlock only
+//
+// Inside most containers there are no namespaces to be had. Landlock of ABI 6 then
+// holds a turn alone, with package procs' subreaper as its root, outside the
+// turn's domain. Landlock only adds, so these are refused: anything read-only, or
+// denied, inside what may be written; metadata to keep; a working directory that is
+// not the workspace; limits other than rlimits. No network means that seccomp refuses
+// internet sockets. Unix sockets are refused too, below ABI 9, because Landlock does
+// not hold them to paths; the worker's owner may allow them (Options.UnixSockets).
+// There is no /tmp of the turn's own: temporary files go where something was granted.
+//
+// # What stays open
+//
+// In both modes: hard links that already lie inside a grant; an agent's own copy of
+// a denied program, so that denying one is a tripwire; a new repository inside a
+// writable grant; below ABI 9, unix sockets that appear inside a grant after Start;
+// whatever the host's network answers, when it is open.
+//
+// In LandlockOnly also: names, sizes and times of files everywhere; chmod, chown,
+// utimes and setxattr on the worker's own files, granted or not; the host's process
+// list with command lines; the host's abstract sockets only by name.
+//
+// # Elsewhere
+//
+// Everything is refused.
+package confine

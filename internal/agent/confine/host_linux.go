@@ -1,0 +1,277 @@
+//go:build amd64 || arm64
+
+package confine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"turnpike/internal/agent"
+	"turnpike/internal/agent/procs"
+)
+
+// Host confines processes of this machine.
+type Host struct{ o Options }
+
+var _ Confiner = Host{}
+
+// Platform gives this platform's Confiner.
+func Platform(o Options) Confiner {
+	if o.Launcher == "" {
+		o.Launcher = procs.Self
+	}
+	if o.TmpBytes == 0 {
+		o.TmpBytes = 1 << 30
+	}
+	return Host{o}
+}
+
+// Check says whether c can be enforced here. The first check on a machine tries
+// out by what means.
+func (h Host) Check(c agent.Confinement) error {
+	_, err := h.policy(c)
+	return err
+}
+
+// Start starts cmd, which must come through procs.Start, under c. Its path,
+// arguments, environment and directory are those inside; an empty directory is
+// c.WorkDir.
+func (h Host) Start(cmd *exec.Cmd, c agent.Confinement) error {
+	p, err := h.policy(c)
+	if err != nil {
+		return err
+	}
+	if cmd.Err != nil {
+		return fmt.Errorf("%w: %w", agent.ErrUnready, cmd.Err)
+	}
+	if !filepath.IsAbs(cmd.Path) {
+		return unsupported("the program %q is no absolute path", cmd.Path)
+	}
+	p.Path, p.Args, p.Env, p.Dir = cmd.Path, cmd.Args, cmd.Env, cmd.Dir
+	if p.Dir == "" {
+		p.Dir = c.WorkDir
+	}
+	if len(p.Args) == 0 {
+		p.Args = []string{p.Path}
+	}
+	return h.launch(cmd, p, h.Mode())
+}
+
+func (h Host) launch(cmd *exec.Cmd, p policy, m Mode) error {
+	sealed, err := sealPolicy(p)
+	if err != nil {
+		return err
+	}
+	defer sealed.Close()
+	l := procs.Launch{Launcher: h.o.Launcher, Stage: agentStage, Files: []*os.File{sealed}}
+	if m == Full {
+		l.Before, l.Attr = rootStage, namespaces(p.Loopback)
+	}
+	return l.Start(cmd)
+}
+
+// namespaces are the process attributes of the first stage.
+func namespaces(network bool) syscall.SysProcAttr {
+	attr := syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP,
+	}
+	if network {
+		attr.Cloneflags |= unix.CLONE_NEWNET
+	}
+	if !privileged() {
+		// Every id is itself inside, so that what the turn creates is the worker's.
+		attr.Cloneflags |= unix.CLONE_NEWUSER
+		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: os.Geteuid(), HostID: os.Geteuid(), Size: 1}}
+		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getegid(), HostID: os.Getegid(), Size: 1}}
+		attr.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_SETPCAP}
+	}
+	return attr
+}
+
+// policy says how c is enforced, or why it cannot be.
+func (h Host) policy(c agent.Confinement) (policy, error) {
+	var p policy
+	if c.Sandbox == agent.SandboxClaude {
+		return p, unsupported("Claude Code's own sandbox needs mounts that a confined turn may not make: use placement %q", "none-confined")
+	}
+	if c.Sandbox != "" && c.Sandbox != agent.SandboxNone {
+		return p, unsupported("sandbox %q is not a host's", c.Sandbox)
+	}
+	tried := h.tried()
+	if tried.mode == None {
+		return p, unsupported("this machine cannot confine a turn: %s", tried.reason)
+	}
+	if c.Network.Proxied {
+		return p, unsupported("a network limited to domains needs the egress proxy, which this release does not have yet: grant the open network or none")
+	}
+	var err error
+	if p.Limits, err = limitsOf(c.Limits, tried.mode == Full && !privileged()); err != nil {
+		return p, err
+	}
+	around, err := look(h.o.Private)
+	if err != nil {
+		return p, err
+	}
+	if p.layout, err = arrange(c, around); err != nil {
+		return p, err
+	}
+	p.Landlock = tried.abi > 0
+	p.Families = families{Inet: true, Unix: true}
+	p.TmpBytes = h.o.TmpBytes
+	if tried.mode == LandlockOnly {
+		if c.WorkDir != c.Workspace {
+			return p, unsupported("without namespaces the workspace %s cannot be shown at %s", c.Workspace, c.WorkDir)
+		}
+		if _, ok := p.deciding(c.Workspace); !ok {
+			return p, unsupported("the workspace %s lies in no mount", c.Workspace)
+		}
+		p.Families = families{Inet: c.Network.Open, Unix: h.o.UnixSockets || tried.abi >= socketsABI}
+		p.Rules, err = rulesOutside(p.layout)
+		p.layout = layout{}
+		return p, err
+	}
+	if err := p.moveWorkspace(c.Workspace, c.WorkDir); err != nil {
+		return p, err
+	}
+	p.Loopback = !c.Network.Open
+	p.Rules = rulesInside(p.layout)
+	return p, nil
+}
+
+// Mode says by what means turns are confined here.
+func (h Host) Mode() Mode { return h.tried().mode }
+
+// trial is what was found by trying.
+type trial struct {
+	once   sync.Once
+	mode   Mode
+	reason string
+	abi    int
+	full   error // why namespaces do not work, where they were tried
+}
+
+// trials are what was found for each way to ask. A machine's means do not change
+// while a worker runs, and trying them takes tens of milliseconds.
+var trials sync.Map // of trialKey to *trial
+
+type trialKey struct {
+	launcher                      string
+	allowNoLandlock, landlockOnly bool
+}
+
+func (h Host) tried() *trial {
+	v, _ := trials.LoadOrStore(trialKey{h.o.Launcher, h.o.AllowNoLandlock, h.o.LandlockOnly}, new(trial))
+	t := v.(*trial)
+	t.once.Do(func() { h.try(t) })
+	return t
+}
+
+// try decides by what means turns are confined here.
+func (h Host) try(t *trial) {
+	t.mode, t.abi = None, landlockABI()
+	if t.abi == 0 && !h.o.AllowNoLandlock {
+		t.reason = "this kernel has no Landlock (5.13 and later have it, if it is among the lsm= parameter)"
+		return
+	}
+	if h.o.LandlockOnly {
+		t.full = errors.New("the worker's owner chose to do without namespaces")
+	} else if t.full = h.dryRun(Full, t.abi); t.full == nil {
+		t.mode = Full
+		return
+	}
+	t.reason = "namespaces: " + t.full.Error()
+	if t.abi < scopesABI {
+		t.reason += fmt.Sprintf("; and Landlock alone needs its ABI %d (Linux 6.12), here is %d", scopesABI, t.abi)
+		return
+	}
+	if err := h.dryRun(LandlockOnly, t.abi); err != nil {
+		t.reason += "; Landlock: " + err.Error()
+		return
+	}
+	t.mode = LandlockOnly
+}
+
+// dryRun does everything for an empty confinement but execute a program.
+func (h Host) dryRun(m Mode, abi int) error {
+	p := policy{
+		Dry: true, Dir: "/", TmpBytes: h.o.TmpBytes, Loopback: m == Full,
+		Landlock: abi > 0, Limits: []limit{{unix.RLIMIT_CORE, 0}},
+	}
+	// A launcher that is linked dynamically needs its libraries, as every turn's does.
+	var err error
+	if p.layout, err = arrange(agent.Confinement{System: DefaultSystemPaths()}, surroundings{}); err != nil {
+		return err
+	}
+	if m == Full {
+		p.Rules = rulesInside(p.layout)
+	} else if p.Rules, err = rulesOutside(p.layout); err != nil {
+		return err
+	}
+	cmd := &exec.Cmd{Path: "/"}
+	tree, err := procs.Start(cmd, func(cmd *exec.Cmd) error { return h.launch(cmd, p, m) })
+	if err != nil {
+		return err
+	}
+	exit, err := tree.Wait()
+	if err == nil && exit != (agent.Exit{}) {
+		err = fmt.Errorf("the trial ended with %+v: does main begin with confine.Entry?", exit)
+	}
+	return err
+}
+
+// Probe tries out what this machine can enforce.
+func (h Host) Probe(context.Context) Report {
+	t := h.tried()
+	r := Report{Mode: t.mode, Reason: t.reason}
+	add := func(name string, ok bool, detail string) {
+		r.Facts = append(r.Facts, Feature{name, ok, detail})
+	}
+	switch {
+	case t.full != nil:
+		add("namespaces", false, t.full.Error())
+	case t.mode != Full:
+		add("namespaces", false, "not tried: "+t.reason)
+	case privileged():
+		add("namespaces", true, "as root")
+	default:
+		add("namespaces", true, fmt.Sprintf("in a user namespace of uid %d", os.Geteuid()))
+	}
+	switch {
+	case t.abi == 0:
+		add("landlock", false, "not in this kernel")
+	default:
+		add("landlock", true, fmt.Sprintf("ABI %d", t.abi))
+	}
+	add("landlock scopes", t.abi >= scopesABI, fmt.Sprintf("signals and abstract sockets stay inside from ABI %d on", scopesABI))
+	add("landlock unix sockets", t.abi >= socketsABI, fmt.Sprintf("sockets inside a granted mount are held from ABI %d on", socketsABI))
+	add("seccomp", t.mode != None, "filter mode")
+	add("limits of open files and file size", t.mode != None, "rlimits")
+	add("limit of processes", t.mode == Full && !privileged(), "rlimit in a user namespace")
+	add("limits of memory and CPU", false, "need a control group of the turn's own: use a container")
+	add("no network", t.mode != None, map[Mode]string{
+		Full: "network namespace", LandlockOnly: "seccomp refuses internet sockets",
+	}[t.mode])
+	add("network limited to domains", false, "needs the egress proxy, which this release does not have yet")
+	if text, err := os.ReadFile("/proc/self/cgroup"); err == nil {
+		add("control groups", false, "not used; this process is in "+strings.Join(strings.Fields(string(text)), " "))
+	}
+	return r
+}
+
+func sealPolicy(p policy) (*os.File, error) {
+	text, err := json.Marshal(p)
+	if err != nil {
+		return nil, fmt.Errorf("policy: %w", err)
+	}
+	return procs.Seal("turnpike-policy", text)
+}

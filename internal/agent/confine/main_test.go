@@ -1,0 +1,213 @@
+//go:build linux
+
+package confine_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"turnpike/internal/agent"
+	"turnpike/internal/agent/confine"
+	"turnpike/internal/agent/procs"
+)
+
+func TestMain(m *testing.M) {
+	confine.Entry()
+	switch os.Args[0] {
+	case probeName:
+		probe()
+	case workerName:
+		worker()
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// TestOrdinaryUser runs every other test again as an ordinary user: what root can
+// confine says nothing about what a user can.
+func TestOrdinaryUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		return // this is that run
+	}
+	const uid = 65534
+	dir := t.TempDir()
+	for at := dir; at != os.TempDir() && at != "/"; at = filepath.Dir(at) {
+		if err := os.Chmod(at, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chown(dir, uid, uid); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.run=.", "-test.count=1", "-test.timeout=5m")
+	if testing.Verbose() {
+		cmd.Args = append(cmd.Args, "-test.v")
+	}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "TMPDIR=" + dir, "HOME=" + dir}
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	out, err := cmd.CombinedOutput()
+	if err != nil || testing.Verbose() {
+		t.Logf("as uid %d: %v\n%s", uid, err, out)
+	}
+	if err != nil {
+		t.Fail()
+	}
+}
+
+// modes are the ways to confine that this test is about, each with a Confiner.
+func modes(t *testing.T) map[confine.Mode]confine.Confiner {
+	t.Helper()
+	out := map[confine.Mode]confine.Confiner{
+		confine.Full:         confine.Platform(confine.Options{}),
+		confine.LandlockOnly: confine.Platform(confine.Options{LandlockOnly: true}),
+	}
+	for want, c := range out {
+		if c.Mode() != want {
+			t.Fatalf("this machine confines by %q, not %q: %+v", c.Mode(), want, c.Probe(t.Context()))
+		}
+	}
+	return out
+}
+
+// room is a place on the host for one turn and what lies around it.
+type room struct {
+	Outside   string // a directory that is not granted, with the file "secret"
+	ReadOnly  string // granted ro, with the file "file"
+	Work      string // granted rw, with the file "file"
+	WorkDir   string
+	Metadata  string // Work/.git, with the file "config", where it can be kept
+	Denied    string // an executable in Bin that is denied
+	Bin       string
+	Socket    string // a unix socket that is not granted
+	Abstract  string // an abstract unix socket of the host
+	Loopback  string // a TCP listener of the host
+	WorkerPID int
+	Inside    bool // whether the turn has a root of its own
+}
+
+func newRoom(t *testing.T) *room {
+	t.Helper()
+	base, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &room{
+		Outside: base + "/outside", ReadOnly: base + "/ro", Work: base + "/work", WorkDir: confine.WorkDir,
+		Metadata: base + "/work/.git", Bin: base + "/bin", WorkerPID: os.Getpid(), Inside: true,
+	}
+	r.Denied = r.Bin + "/denied"
+	for path, text := range map[string]string{
+		r.Outside + "/secret": "secret", r.ReadOnly + "/file": "text", r.ReadOnly + "/dir/file": "text",
+		r.Work + "/file": "text", r.Metadata + "/config": "text", r.Metadata + "/hooks/sample": "text",
+	} {
+		writeFile(t, path, text, 0o644)
+	}
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, r.Bin+"/probe", string(self), 0o755)
+	writeFile(t, r.Denied, "#!/bin/sh\necho denied ran\n", 0o755)
+	if err := errors.Join(os.Link(r.Denied, r.Bin+"/hardlink"), os.Symlink("denied", r.Bin+"/symlink")); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func writeFile(t *testing.T, path, text string, mode os.FileMode) {
+	t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), mode)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// confinement grants the room in full.
+func (r *room) confinement() agent.Confinement {
+	return agent.Confinement{
+		Sandbox: agent.SandboxNone,
+		Mounts: []agent.Mount{
+			{Path: r.Work, Access: agent.ReadWrite}, {Path: r.ReadOnly, Access: agent.ReadOnly},
+		},
+		System:           append(confine.DefaultSystemPaths(), agent.Mount{Path: r.Bin, Access: agent.ReadOnly}),
+		Denied:           []string{r.Denied},
+		ReadOnlyMetadata: []string{r.Metadata},
+		Workspace:        r.Work,
+		WorkDir:          r.WorkDir,
+	}
+}
+
+// landlockOnly leaves out what cannot be held without namespaces.
+func (r *room) landlockOnly(c agent.Confinement) agent.Confinement {
+	r.WorkDir, r.Inside, r.Metadata = r.Work, false, ""
+	c.WorkDir, c.ReadOnlyMetadata = r.Work, nil
+	return c
+}
+
+// start starts a command in the confinement.
+func start(h agent.Confiner, c agent.Confinement, cmd *exec.Cmd) (*procs.Tree, error) {
+	return procs.Start(cmd, func(cmd *exec.Cmd) error { return h.Start(cmd, c) })
+}
+
+// run runs a command in the confinement to its end.
+func run(t *testing.T, h agent.Confiner, c agent.Confinement, env []string, args ...string) (string, agent.Exit) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := &exec.Cmd{Path: args[0], Args: args, Env: append([]string{"PATH=/usr/bin:/bin:/usr/local/go/bin"}, env...), Stdout: &out, Stderr: &out}
+	tree, err := start(h, c, cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	exit, err := tree.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.String(), exit
+}
+
+// play has the probe try every attack of the table and gives what each met.
+func (r *room) play(t *testing.T, h agent.Confiner, c agent.Confinement) map[string]string {
+	t.Helper()
+	world, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	cmd := &exec.Cmd{
+		Path: r.Bin + "/probe", Args: []string{probeName}, Env: []string{"PATH=/usr/bin:/bin"},
+		Stdin: bytes.NewReader(world), Stdout: &out, Stderr: os.Stderr,
+	}
+	tree, err := start(h, c, cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if exit, err := tree.Wait(); err != nil || exit != (agent.Exit{}) {
+		t.Fatalf("the probe ended with %+v, %v\n%s", exit, err, out.String())
+	}
+	met := map[string]string{}
+	for d := json.NewDecoder(&out); ; {
+		var v struct{ Name, Met string }
+		err := d.Decode(&v)
+		if err == io.EOF {
+			return met
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		met[v.Name] = v.Met
+	}
+}
+
+func contains(list []string, part string) bool {
+	return strings.Contains(fmt.Sprint(list), part)
+}

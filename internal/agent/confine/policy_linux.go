@@ -1,0 +1,65 @@
+//go:build amd64 || arm64
+
+package confine
+
+import (
+	"golang.org/x/sys/unix"
+
+	"turnpike/internal/agent"
+)
+
+// policy is what both stages are told, through a sealed memory file.
+type policy struct {
+	layout
+	// Loopback brings up the loopback interface of a network namespace that has
+	// no other. The egress forwarder will listen on it.
+	Loopback bool
+	TmpBytes int64
+
+	// Landlock says that Rules are enforced; only the worker's owner may do without.
+	Landlock bool
+	Rules    []rule
+	Families families
+	Limits   []limit
+
+	// Dry ends before the program is executed: everything could be enforced.
+	Dry  bool
+	Path string
+	Args []string
+	Env  []string
+	Dir  string
+}
+
+// limit is one resource limit.
+type limit struct {
+	Resource int
+	Value    uint64
+}
+
+// limitsOf gives the resource limits that enforce l, or refuses. counted says that
+// processes are counted for the turn alone.
+func limitsOf(l agent.Limits, counted bool) ([]limit, error) {
+	out := []limit{{unix.RLIMIT_CORE, 0}}
+	for _, n := range []int64{l.MemoryBytes, int64(l.Processes), int64(l.OpenFiles), l.FileBytes} {
+		if n < 0 {
+			return nil, unsupported("a limit below zero")
+		}
+	}
+	if l.MemoryBytes != 0 {
+		return nil, unsupported("a memory limit needs a control group of the turn's own: use a container")
+	}
+	if l.CPUs != 0 {
+		return nil, unsupported("a CPU limit needs a control group of the turn's own: use a container")
+	}
+	if l.Processes != 0 && !counted {
+		return nil, unsupported("a limit of processes is only held in a user namespace of the turn's own: run the worker as an ordinary user where namespaces work, or use a container")
+	}
+	for resource, n := range map[int]int64{
+		unix.RLIMIT_NPROC: int64(l.Processes), unix.RLIMIT_NOFILE: int64(l.OpenFiles), unix.RLIMIT_FSIZE: l.FileBytes,
+	} {
+		if n != 0 {
+			out = append(out, limit{resource, uint64(n)})
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,136 @@
+//go:build amd64 || arm64
+
+package confine
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"turnpike/internal/agent"
+	"turnpike/internal/agent/procs"
+)
+
+// argv[0] of the two stages.
+const (
+	rootStage  = "turnpike-confine-root"
+	agentStage = "turnpike-confine-agent"
+)
+
+func entry() {
+	if len(os.Args) != 1 {
+		return
+	}
+	switch os.Args[0] {
+	case rootStage:
+		// Capabilities, no_new_privs and securebits are the thread's; execve keeps
+		// those of the thread that calls it.
+		runtime.LockOSThread()
+		procs.Report(os.NewFile(4, "setup"), becomeRoot(procs.FirstPassed))
+	case agentStage:
+		runtime.LockOSThread()
+		if err := becomeAgent(procs.FirstPassed - 2); err != nil {
+			procs.Report(os.NewFile(3, "setup"), err)
+			break
+		}
+		os.Exit(0) // a dry run
+	default:
+		return
+	}
+	os.Exit(standInStatus)
+}
+
+// becomeRoot is the first stage: pid 1 of the new namespaces, with the
+// capabilities to arrange them. It gives those up before it becomes the root that
+// ends the turn's processes, which therefore has none on any thread.
+func becomeRoot(policyFD int) error {
+	var p policy
+	if err := procs.Unseal(policyFD, &p); err != nil {
+		return fmt.Errorf("read the policy: %w", err)
+	}
+	if err := build(p.layout, p.TmpBytes); err != nil {
+		return err
+	}
+	if p.Loopback {
+		if err := loopbackUp(); err != nil {
+			return procs.NewFailure("bring up the loopback interface", err, agent.ErrUnsupported)
+		}
+	}
+	if err := giveUp(); err != nil {
+		return err
+	}
+	return procs.NewFailure("become the root", procs.Become(), agent.ErrUnsupported)
+}
+
+// giveUp drops every privilege there is, and those that execve could give.
+func giveUp() error {
+	if err := dropCapabilities(); err != nil {
+		return procs.NewFailure("drop capabilities", err, agent.ErrUnsupported)
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return procs.NewFailure("no_new_privs", err, agent.ErrUnsupported)
+	}
+	return nil
+}
+
+// becomeAgent is the second stage: it holds itself to the rest of the policy and
+// executes the agent. The order matters: each step takes away what the next ones
+// no longer need.
+func becomeAgent(policyFD int) error {
+	var p policy
+	if err := procs.Unseal(policyFD, &p); err != nil {
+		return fmt.Errorf("read the policy: %w", err)
+	}
+	if err := unix.Chdir(p.Dir); err != nil {
+		return procs.NewFailure("enter "+p.Dir, err, agent.ErrUnready)
+	}
+	for _, l := range p.Limits {
+		// Not unix.Setrlimit: only syscall's keeps execve from restoring the number
+		// of open files this process began with.
+		if err := syscall.Setrlimit(l.Resource, &syscall.Rlimit{Cur: l.Value, Max: l.Value}); err != nil {
+			return procs.NewFailure(fmt.Sprintf("limit resource %d to %d", l.Resource, l.Value), err, agent.ErrUnsupported)
+		}
+	}
+	var r restrictor
+	if p.Landlock {
+		var err error
+		if r, err = newRestrictor(p.Rules, p.Families.Inet); err != nil {
+			return procs.NewFailure("landlock", err, agent.ErrUnsupported)
+		}
+	}
+	if err := giveUp(); err != nil {
+		return err
+	}
+	if p.Landlock {
+		if err := r.enforce(); err != nil {
+			return procs.NewFailure("landlock", err, agent.ErrUnsupported)
+		}
+	}
+	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return procs.NewFailure("close descriptors", err, agent.ErrUnsupported)
+	}
+	if err := installFilter(p.Families); err != nil {
+		return procs.NewFailure("seccomp", err, agent.ErrUnsupported)
+	}
+	if p.Dry {
+		return nil
+	}
+	return procs.NewFailure("execute "+p.Path, syscall.Exec(p.Path, p.Args, p.Env), agent.ErrUnready)
+}
+
+func loopbackUp() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	lo, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	lo.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo)
+}
