@@ -210,8 +210,8 @@ func (h HostBoundary) confinement(req agent.Request, turn agent.Turn, dir string
 	}
 	if len(req.Profile.Skills) > 0 {
 		for _, d := range h.SkillDirs {
-			real, err := filepath.EvalSymlinks(d)
-			if err != nil || !reachable(real) {
+			actual, err := filepath.EvalSymlinks(d)
+			if err != nil || !reachable(actual) {
 				return nil, notGranted("the profile has skills but their directory %s is not granted", d)
 			}
 		}

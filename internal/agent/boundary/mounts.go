@@ -21,11 +21,11 @@ var kernelDirs = []string{"/proc", "/sys", "/dev", "/run"}
 func (h HostBoundary) mounts(g agent.Grants, vcs bool) ([]agent.Mount, error) {
 	within := ""
 	if g.Within != "" {
-		real, err := resolve(g.Within)
+		actual, err := resolve(g.Within)
 		if err != nil {
 			return nil, notGranted("mounts are held within %q, which cannot be resolved: %v", g.Within, err)
 		}
-		within = real
+		within = actual
 	}
 	off, err := h.offLimits()
 	if err != nil {
@@ -37,29 +37,29 @@ func (h HostBoundary) mounts(g agent.Grants, vcs bool) ([]agent.Mount, error) {
 		if m.Access != agent.ReadOnly && m.Access != agent.ReadWrite {
 			return nil, notGranted("mount %q has access %q; it is %q or %q", m.Path, m.Access, agent.ReadOnly, agent.ReadWrite)
 		}
-		real, err := resolve(m.Path)
+		actual, err := resolve(m.Path)
 		if err != nil {
 			return nil, notGranted("mount %q cannot be resolved: %v", m.Path, err)
 		}
-		if within != "" && !agent.Inside(real, within) {
-			return nil, notGranted("mount %q is %q, outside %q", m.Path, real, within)
+		if within != "" && !agent.Inside(actual, within) {
+			return nil, notGranted("mount %q is %q, outside %q", m.Path, actual, within)
 		}
-		if err := off.refuse(m.Path, real); err != nil {
+		if err := off.refuse(m.Path, actual); err != nil {
 			return nil, err
 		}
-		if err := refuseKind(m.Path, real); err != nil {
+		if err := refuseKind(m.Path, actual); err != nil {
 			return nil, err
 		}
-		if m.Access == agent.ReadWrite && !vcs && insideMetadata(real) {
+		if m.Access == agent.ReadWrite && !vcs && insideMetadata(actual) {
 			return nil, notGranted("mount %q would let version control metadata be written", m.Path)
 		}
-		before, twice := access[real]
+		before, twice := access[actual]
 		if twice && before != m.Access {
 			return nil, notGranted("mount %q is granted both %q and %q", m.Path, before, m.Access)
 		}
-		access[real] = m.Access
+		access[actual] = m.Access
 		if !twice {
-			mounts = append(mounts, agent.Mount{Path: real, Access: m.Access})
+			mounts = append(mounts, agent.Mount{Path: actual, Access: m.Access})
 		}
 	}
 	// Outer before inner, whatever the order they were granted in.
@@ -92,11 +92,11 @@ func (h HostBoundary) offLimits() (offLimits, error) {
 		if dir == "" {
 			continue
 		}
-		real, err := resolveExisting(dir)
+		actual, err := resolveExisting(dir)
 		if err != nil {
 			return off, notGranted("the worker's directory %q cannot be resolved: %v", dir, err)
 		}
-		off.private = append(off.private, real)
+		off.private = append(off.private, actual)
 	}
 	homes := []string{}
 	for _, pair := range h.environ() {
@@ -106,8 +106,8 @@ func (h HostBoundary) offLimits() (offLimits, error) {
 			homes = append(homes, value)
 		case "DOCKER_HOST", "CONTAINER_HOST", "SSH_AUTH_SOCK", "DBUS_SESSION_BUS_ADDRESS":
 			path := value[strings.LastIndexAny(value, ":=")+1:]
-			if real, err := resolve("/" + strings.TrimLeft(path, "/")); err == nil {
-				off.sockets = append(off.sockets, real)
+			if actual, err := resolve("/" + strings.TrimLeft(path, "/")); err == nil {
+				off.sockets = append(off.sockets, actual)
 			}
 		}
 	}
@@ -116,29 +116,29 @@ func (h HostBoundary) offLimits() (offLimits, error) {
 	}
 	for _, home := range homes {
 		// A home that is the root of everything says nothing about mounts.
-		if real, err := resolve(home); err == nil && real != "/" {
-			off.homes = append(off.homes, real)
+		if actual, err := resolve(home); err == nil && actual != "/" {
+			off.homes = append(off.homes, actual)
 		}
 	}
 	return off, nil
 }
 
-func (off offLimits) refuse(path, real string) error {
-	if real == "/" {
+func (off offLimits) refuse(path, actual string) error {
+	if actual == "/" {
 		return notGranted("mount %q is the root of the host", path)
 	}
 	for _, dir := range off.private {
-		if agent.Inside(real, dir) || agent.Inside(dir, real) {
+		if agent.Inside(actual, dir) || agent.Inside(dir, actual) {
 			return notGranted("mount %q reaches %q, which no turn may", path, dir)
 		}
 	}
 	for _, dir := range off.homes {
-		if agent.Inside(dir, real) {
+		if agent.Inside(dir, actual) {
 			return notGranted("mount %q holds the home directory %q; grant what is needed inside it", path, dir)
 		}
 	}
 	for _, sock := range off.sockets {
-		if agent.Inside(sock, real) {
+		if agent.Inside(sock, actual) {
 			return notGranted("mount %q holds the socket %q", path, sock)
 		}
 	}
@@ -148,8 +148,8 @@ func (off offLimits) refuse(path, real string) error {
 // refuseKind refuses whatever is neither a directory nor a regular file, and a
 // directory of sockets: a service that listens in it would answer the turn, and
 // would do so again after it made its socket anew.
-func refuseKind(path, real string) error {
-	info, err := os.Lstat(real)
+func refuseKind(path, actual string) error {
+	info, err := os.Lstat(actual)
 	if err != nil {
 		return notGranted("mount %q cannot be read: %v", path, err)
 	}
@@ -159,7 +159,7 @@ func refuseKind(path, real string) error {
 	if !info.IsDir() {
 		return notGranted("mount %q is neither a directory nor a regular file", path)
 	}
-	entries, err := os.ReadDir(real)
+	entries, err := os.ReadDir(actual)
 	if err != nil {
 		return notGranted("mount %q cannot be read: %v", path, err)
 	}
@@ -184,9 +184,9 @@ func resolveExisting(path string) (string, error) {
 	path = filepath.Clean(path)
 	rest := ""
 	for {
-		real, err := filepath.EvalSymlinks(path)
+		actual, err := filepath.EvalSymlinks(path)
 		if err == nil {
-			return filepath.Join(real, rest), nil
+			return filepath.Join(actual, rest), nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) || path == "/" {
 			return "", err
@@ -199,18 +199,18 @@ func resolveExisting(path string) (string, error) {
 // workingDir is where the turn works, which must lie inside a mount.
 func workingDir(req agent.Request, turn agent.Turn) (string, error) {
 	dir := req.Workspace.Dir
-	real, err := resolve(dir)
+	actual, err := resolve(dir)
 	if err != nil {
 		return "", notGranted("working directory %q cannot be resolved: %v", dir, err)
 	}
-	if info, err := os.Stat(real); err != nil || !info.IsDir() {
+	if info, err := os.Stat(actual); err != nil || !info.IsDir() {
 		return "", notGranted("working directory %q is no directory", dir)
 	}
-	if _, ok := agent.Deciding(turn.Mounts, real); !ok {
+	if _, ok := agent.Deciding(turn.Mounts, actual); !ok {
 		return "", notGranted("working directory %q lies in no granted mount", dir)
 	}
 	if !turn.VCS {
-		return real, nil
+		return actual, nil
 	}
 	for _, m := range req.Workspace.Metadata {
 		meta, err := resolve(m)
@@ -221,7 +221,7 @@ func workingDir(req agent.Request, turn agent.Turn) (string, error) {
 			return "", notGranted("version control is granted, but its metadata %q lies in no mount that may be written", m)
 		}
 	}
-	return real, nil
+	return actual, nil
 }
 
 // writeDirs are the writable directories beyond dir that the agent is told about.
@@ -238,14 +238,14 @@ func (h HostBoundary) writeDirs(turn agent.Turn, dir string) ([]string, error) {
 		}
 	}
 	for _, path := range h.AddDirs {
-		real, err := resolve(path)
+		actual, err := resolve(path)
 		if err != nil {
 			return nil, notGranted("directory %q to write cannot be resolved: %v", path, err)
 		}
-		if d, ok := agent.Deciding(turn.Mounts, real); !ok || d.Access != agent.ReadWrite {
+		if d, ok := agent.Deciding(turn.Mounts, actual); !ok || d.Access != agent.ReadWrite {
 			return nil, notGranted("directory %q to write is not granted read-write", path)
 		}
-		add(real)
+		add(actual)
 	}
 	return dirs, nil
 }

@@ -34,7 +34,7 @@ func tools(req agent.Request, backend agent.Backend) ([]string, error) {
 			}
 		}
 	}
-	if len(p.AllowedTools) > 0 && !(all && slices.Contains(p.AllowedTools, agent.ToolsAll)) {
+	if len(p.AllowedTools) > 0 && (!all || !slices.Contains(p.AllowedTools, agent.ToolsAll)) {
 		narrowed := []string{}
 		for _, name := range p.AllowedTools {
 			switch {

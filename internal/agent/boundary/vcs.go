@@ -76,7 +76,7 @@ func executables(env []string) (names, paths []string) {
 // withTarget gives a path with the links of its directory resolved and, where the
 // path is a link itself, what it leads to.
 func withTarget(path string) []string {
-	real, err := filepath.EvalSymlinks(path)
+	actual, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return nil
 	}
@@ -84,7 +84,7 @@ func withTarget(path string) []string {
 	if err != nil {
 		return nil
 	}
-	return []string{filepath.Join(dir, filepath.Base(path)), real}
+	return []string{filepath.Join(dir, filepath.Base(path)), actual}
 }
 
 // surveyed is what was found in the writable mounts of a turn.
@@ -185,15 +185,15 @@ func (s *surveyor) metadata(path string, e fs.DirEntry) error {
 
 // keep has dir stay read-only where it could be written.
 func (s *surveyor) keep(dir string) error {
-	real, err := resolve(dir)
+	actual, err := resolve(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return unsupported("version control metadata %q cannot be resolved: %v", dir, err)
 	}
-	if m, ok := agent.Deciding(s.turn.Mounts, real); ok && m.Access == agent.ReadWrite {
-		s.found.metadata = append(s.found.metadata, real)
+	if m, ok := agent.Deciding(s.turn.Mounts, actual); ok && m.Access == agent.ReadWrite {
+		s.found.metadata = append(s.found.metadata, actual)
 	}
 	return nil
 }
@@ -253,11 +253,9 @@ func bareRepository(entries []fs.DirEntry) bool {
 // change that, and an agent runs as the same user; anybody else's directory is
 // closed to the agent too.
 func unreadable(dir string) error {
-	info, err := os.Lstat(dir)
-	if err != nil {
-		return nil
-	}
-	if st, ok := info.Sys().(*syscall.Stat_t); ok && int(st.Uid) != os.Geteuid() {
+	var st syscall.Stat_t
+	mine := syscall.Lstat(dir, &st) == nil && int(st.Uid) == os.Geteuid()
+	if !mine {
 		return nil
 	}
 	return unsupported("directory %q cannot be searched for version control metadata; make it readable, or take it out of the grant", dir)

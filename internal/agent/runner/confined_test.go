@@ -63,7 +63,7 @@ func testConfined(t *testing.T, c confine.Confiner) {
 	})
 	t.Run("keeps_metadata_read_only_or_refuses", func(t *testing.T) {
 		t.Parallel()
-		r, req := setUp(t, driver{args: []string{"shell", `: > .git/config || echo read-only; : > new && echo top`}})
+		r, req := setUp(t, driver{args: []string{"shell", `echo x > .git/config || echo read-only; echo x > new && echo top`}})
 		if err := os.Mkdir(filepath.Join(req.Workspace.Dir, ".git"), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -108,7 +108,11 @@ type keeper struct{ kept *os.File }
 func (*keeper) Check(agent.Confinement) error { return nil }
 
 func (k *keeper) Start(cmd *exec.Cmd, _ agent.Confinement) error {
-	fd, err := unix.FcntlInt(cmd.Stdout.(*os.File).Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	out, ok := cmd.Stdout.(*os.File)
+	if !ok {
+		return errors.New("the output is no file")
+	}
+	fd, err := unix.FcntlInt(out.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}

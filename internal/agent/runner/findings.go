@@ -56,17 +56,13 @@ func takeInventory(root string) inventory {
 	inv := inventory{found: map[string]string{}, whole: true}
 	left := maxLooked
 	within := "" // the configuration directory the walk is in
-	_ = filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || path == root {
+	_ = fs.WalkDir(os.DirFS(root), ".", func(rel string, e fs.DirEntry, err error) error {
+		if e == nil || rel == "." {
 			return nil
 		}
 		if left--; left < 0 {
 			inv.whole = false
 			return fs.SkipAll
-		}
-		rel, err := filepath.Rel(root, path)
-		if err != nil {
-			return nil
 		}
 		if within != "" && agent.Inside(rel, within) {
 			inv.found[rel] = inv.found[within]

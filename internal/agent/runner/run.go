@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -338,7 +339,7 @@ func (u *running) result(ctx context.Context, gone bool) *agent.Result {
 			u.note("%v", err)
 		}
 	}
-	res.Diagnostics = append(c.Diagnostics[:len(c.Diagnostics):len(c.Diagnostics)], u.diagnostics...)
+	res.Diagnostics = slices.Concat(c.Diagnostics, u.diagnostics)
 	if err := u.dir.WriteResult(res); err != nil {
 		res.Diagnostics = append(res.Diagnostics, strings.ReplaceAll(err.Error(), "\n", "; "))
 		u.r.log().Error("a turn's result could not be kept in its session directory", "turn", u.req.Name, "session", u.dir.Path(), "error", err)

@@ -495,7 +495,7 @@ func TestRunStartsNothing(t *testing.T) {
 		"when_the_driver_refuses": {
 			driver: driver{command: agent.ErrUnsupported}, want: agent.ErrUnsupported},
 		"when_nothing_can_be_recorded": {
-			change: func(r *runner.Runner, _ *agent.Request) { r.Recorder.(*records).refuses = "creating" },
+			change: func(r *runner.Runner, _ *agent.Request) { r.Recorder = &records{refuses: "creating"} },
 			want:   agent.ErrUnready, told: []string{"creating"}},
 		"when_the_observer_stops_it": {
 			change: func(r *runner.Runner, _ *agent.Request) {
@@ -515,10 +515,13 @@ func TestRunStartsNothing(t *testing.T) {
 			t.Parallel()
 			test.driver.args = []string{"done"}
 			r, req := newRunner(t, test.driver), request(t)
-			rec := &records{}
-			r.Recorder = rec
+			r.Recorder = &records{}
 			if test.change != nil {
 				test.change(r, &req)
+			}
+			rec, ok := r.Recorder.(*records)
+			if !ok {
+				t.Fatal("the recorder is another")
 			}
 			res, err := r.Run(t.Context(), req)
 			if !errors.Is(err, test.want) || res != nil {
@@ -605,7 +608,7 @@ func TestRunFindsNewConfiguration(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(req.Workspace.Dir, ".claude/old.json"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(req.Workspace.Dir, ".claude", "old.json"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var got []string

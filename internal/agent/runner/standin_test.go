@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -135,7 +136,7 @@ func standIn(args []string) {
 		if err := child.Start(); err != nil {
 			panic(err)
 		}
-		say(event{Say: fmt.Sprint(child.Process.Pid), End: true})
+		say(event{Say: strconv.Itoa(child.Process.Pid), End: true})
 	case "spends":
 		for i := range 10 {
 			say(event{Turns: i + 1, Cost: 0.25 * float64(i+1)})

@@ -219,29 +219,42 @@ func Remove(dir string) error {
 	if err != nil {
 		return fmt.Errorf("remove session: %w", err)
 	}
-	// An agent may have left directories that not even their owner may search.
-	_ = filepath.WalkDir(d.path, func(path string, e fs.DirEntry, _ error) error {
-		if e != nil && e.IsDir() {
-			_ = os.Chmod(path, dirMode)
-		}
-		return nil
-	})
-	entries, err := os.ReadDir(d.path)
-	if err != nil {
-		return fmt.Errorf("remove session: %w", err)
-	}
-	errs := []error{}
-	for _, e := range entries {
-		// meta.json goes last: a removal that was interrupted is found again.
-		if e.Name() != metaFile {
-			errs = append(errs, os.RemoveAll(filepath.Join(d.path, e.Name())))
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := d.empty(); err != nil {
 		return fmt.Errorf("remove session: %w", err)
 	}
 	if err := os.RemoveAll(d.path); err != nil {
 		return fmt.Errorf("remove session: %w", err)
 	}
 	return nil
+}
+
+// empty removes everything but meta.json, which goes last so that a removal that
+// was interrupted is found again.
+func (d *Dir) empty() (err error) {
+	// Whatever the agent left there, nothing outside is touched.
+	root, err := os.OpenRoot(d.path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	// There may be directories that not even their owner may search.
+	err = fs.WalkDir(root.FS(), ".", func(path string, e fs.DirEntry, _ error) error {
+		if e == nil || !e.IsDir() {
+			return nil
+		}
+		if err := root.Chmod(path, dirMode); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(d.path)
+	for _, e := range entries {
+		if e.Name() != metaFile {
+			err = errors.Join(err, root.RemoveAll(e.Name()))
+		}
+	}
+	return err
 }

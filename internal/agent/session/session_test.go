@@ -65,13 +65,13 @@ func TestCreate(t *testing.T) {
 	})
 	t.Run("keeps_names_inside_the_root", func(t *testing.T) {
 		root := t.TempDir()
-		real, err := filepath.EvalSymlinks(root)
+		actual, err := filepath.EvalSymlinks(root)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, name := range []string{"", "..", "../../etc", "/abs", ".hidden", "a/b", "ü\x00\n", strings.Repeat("n", 300)} {
 			d := create(t, root, name)
-			if filepath.Dir(d.Path()) != real || strings.HasPrefix(filepath.Base(d.Path()), ".") {
+			if filepath.Dir(d.Path()) != actual || strings.HasPrefix(filepath.Base(d.Path()), ".") {
 				t.Errorf("name %q became %s", name, d.Path())
 			}
 			if m, err := d.Meta(); err != nil || m.Marker != filepath.Base(d.Path()) {
