@@ -1,0 +1,453 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"turnpike/internal/agent"
+	"turnpike/internal/job"
+	"turnpike/internal/worker"
+)
+
+// inBubble runs a story in fake time.
+func inBubble(t *testing.T, name string, slots int, story func(t *testing.T, r *rig)) {
+	t.Run(name, func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) { story(t, newRig(t, slots)) })
+	})
+}
+
+func TestPool(t *testing.T) {
+	inBubble(t, "runs, reports and lets go", 2, func(t *testing.T, r *rig) {
+		r.stream.push(r.store.add(1, plain()))
+		stop := r.serve(t)
+		l := <-r.runs.started
+		if l.Request.Workspace.Dir != r.places.dir || l.Request.Grants.Mounts[0].Path != r.places.dir || l.Session != filepath.Base(l.Request.SessionDir) {
+			t.Errorf("launched %+v", l.Request)
+		}
+		r.runs.finish <- &agent.Result{
+			ResultText: "ok\x00", NumTurns: 3, ToolCalls: 2, CostKnown: true, CostUSD: 0.25, ClaudeID: "conv", HasOutcome: true,
+			Outcome: agent.Outcome{Status: "done", Note: "a\x00b"}, Models: map[string]agent.Usage{"m": {InputTokens: 5}},
+		}
+		rep := <-r.store.reported
+		if rep.Ending != job.EndDone || !rep.Started || rep.CostUSD.String() != "0.25" || rep.Usage[0].CostUSD != nil || rep.Outcome.Status != "done" {
+			t.Errorf("reported %+v", rep)
+		}
+		if strings.ContainsRune(rep.ResultText+rep.Outcome.Note, 0) || strings.Contains(string(rep.Result), `\u0000`) {
+			t.Error("the report holds a NUL, which Postgres does not take")
+		}
+		synctest.Wait()
+		r.isEmpty(t)
+		must(t, stop())
+	})
+
+	inBubble(t, "never fetches more than it has room for", 2, func(t *testing.T, r *rig) {
+		for n := range 5 {
+			r.stream.push(r.store.add(n+1, plain()))
+		}
+		stop := r.serve(t)
+		<-r.runs.started
+		<-r.runs.started
+		synctest.Wait()
+		if len(r.stream.queue) != 3 {
+			t.Errorf("%d messages are left, want 3", len(r.stream.queue))
+		}
+		for range 5 {
+			r.runs.finish <- &agent.Result{}
+		}
+		for range 5 {
+			<-r.store.reported
+		}
+		synctest.Wait()
+		must(t, stop())
+		if r.runs.most != 2 || slices.Max(r.stream.fetches) > 2 {
+			t.Errorf("%d turns at once, fetches of %v", r.runs.most, r.stream.fetches)
+		}
+	})
+
+	inBubble(t, "acks and drops what the claim refuses", 1, func(t *testing.T, r *rig) {
+		d := r.store.add(1, plain())
+		d.Dispatch = 9
+		r.stream.push(d)
+		stop := r.serve(t)
+		synctest.Wait()
+		must(t, stop())
+		if len(r.stream.acked) != 1 || len(r.runs.started) != 0 {
+			t.Errorf("acked %v, started %d", r.stream.acked, len(r.runs.started))
+		}
+	})
+
+	inBubble(t, "runs a job once although the answer to its claim was lost", 2, func(t *testing.T, r *rig) {
+		r.store.lose = 4 // more than one fetch's tries
+		r.stream.push(r.store.add(1, plain()))
+		stop := r.serve(t)
+		<-r.runs.started
+		r.runs.finish <- &agent.Result{}
+		<-r.store.reported
+		synctest.Wait()
+		must(t, stop())
+		if len(r.stream.naked) != 1 || r.store.number != 1 || len(r.runs.started) != 0 {
+			t.Errorf("given back %d times, %d leases, %d more turns", len(r.stream.naked), r.store.number, len(r.runs.started))
+		}
+	})
+
+	inBubble(t, "gives back what it cannot claim", 1, func(t *testing.T, r *rig) {
+		r.stream.push(r.store.add(1, plain()))
+		stop := r.serve(t)
+		r.store.set(func() { r.store.away = true })
+		time.Sleep(10 * time.Second)
+		r.store.set(func() { r.store.away = false })
+		<-r.runs.started
+		r.runs.finish <- &agent.Result{}
+		<-r.store.reported
+		synctest.Wait()
+		must(t, stop())
+	})
+
+	inBubble(t, "refuses to serve with another ceiling", 1, func(t *testing.T, r *rig) {
+		r.store.register = fmt.Errorf("pool default: %w", job.ErrCeiling)
+		if err := r.pool.Run(t.Context()); !errors.Is(err, job.ErrCeiling) {
+			t.Errorf("got %v", err)
+		}
+	})
+
+	for _, tc := range []struct {
+		name   string
+		change func(*job.Request)
+		ending job.Ending
+		reason string
+	}{
+		{"a malformed request", func(r *job.Request) { r.Prompt = "" }, job.EndRefused, "prompt"},
+		{"a request outside the ceiling", func(r *job.Request) { r.Grants.Tools = []string{"WebFetch"} }, job.EndRefused, "grants.tools"},
+		{"a request of another lane", func(r *job.Request) { r.Pool = "other" }, job.EndRefused, "lane"},
+	} {
+		inBubble(t, "starts nothing for "+tc.name, 1, func(t *testing.T, r *rig) {
+			req := plain()
+			tc.change(&req)
+			r.stream.push(r.store.add(1, req))
+			stop := r.serve(t)
+			rep := <-r.store.reported
+			if rep.Ending != tc.ending || !strings.Contains(rep.Reason, tc.reason) || rep.Started {
+				t.Errorf("reported %s: %s", rep.Ending, rep.Reason)
+			}
+			synctest.Wait()
+			r.isEmpty(t)
+			must(t, stop())
+			if len(r.runs.started) != 0 {
+				t.Error("something was started")
+			}
+		})
+	}
+
+	inBubble(t, "closes a lane after three attempts it could not make ready", 1, func(t *testing.T, r *rig) {
+		r.runs.err = fmt.Errorf("no such binary: %w", agent.ErrUnready)
+		for n := range 5 {
+			r.stream.push(r.store.add(n+1, plain()))
+		}
+		stop := r.serve(t)
+		for range 3 {
+			if rep := <-r.store.reported; rep.Ending != job.EndUnready {
+				t.Errorf("reported %s", rep.Ending)
+			}
+		}
+		synctest.Wait()
+		if s := r.pool.Status().Lanes[0]; s.Closed == "" || s.Free != 0 {
+			t.Errorf("the lane is %+v", s)
+		}
+		if len(r.stream.queue) != 2 {
+			t.Errorf("%d messages are left, want 2", len(r.stream.queue))
+		}
+		if !slices.ContainsFunc(r.store.infos, func(w job.WorkerInfo) bool { return w.Lanes[0].Closed != "" }) {
+			t.Error("nobody was told")
+		}
+		must(t, stop())
+	})
+
+	inBubble(t, "keeps a lane whose attempts lack a workspace", 1, func(t *testing.T, r *rig) {
+		r.places.err = fmt.Errorf("clone: %w", agent.ErrUnready)
+		for n := range 4 {
+			r.stream.push(r.store.add(n+1, plain()))
+		}
+		stop := r.serve(t)
+		for range 4 {
+			<-r.store.reported
+		}
+		synctest.Wait()
+		if s := r.pool.Status().Lanes[0]; s.Closed != "" {
+			t.Errorf("a producer's bad repository closed the lane: %+v", s)
+		}
+		must(t, stop())
+	})
+
+	inBubble(t, "takes nothing new while the disk is full", 1, func(t *testing.T, r *rig) {
+		r.pool.Turns.Floor = 1 << 60
+		r.stream.push(r.store.add(1, plain()))
+		stop := r.serve(t)
+		time.Sleep(time.Minute)
+		if s := r.pool.Status().Lanes[0]; s.Closed == "" || len(r.stream.fetches) != 0 {
+			t.Errorf("the lane is %+v after %d fetches", s, len(r.stream.fetches))
+		}
+		must(t, stop())
+	})
+
+	inBubble(t, "keeps the lease of a turn that outlasts it many times", 1, func(t *testing.T, r *rig) {
+		r.stream.push(r.store.add(1, plain()))
+		stop := r.serve(t)
+		<-r.runs.started
+		time.Sleep(6 * time.Hour)
+		if h := r.runs.control.history(); len(h) != 0 {
+			t.Errorf("the turn was steered: %v", h)
+		}
+		last := r.store.beats[len(r.store.beats)-1]
+		if last.StartedAt.IsZero() || last.Conversation != "conv" || last.CostUSD.String() != "0.50" || last.ToolCalls != 2 || last.Running != nil {
+			t.Errorf("the last beat was %+v", last)
+		}
+		if !slices.ContainsFunc(r.store.beats, func(b job.Beat) bool { return strings.Contains(string(b.Running), `"boot"`) }) {
+			t.Error("no beat told what runs")
+		}
+		r.runs.finish <- &agent.Result{}
+		<-r.store.reported
+		must(t, stop())
+	})
+
+	inBubble(t, "loses no turn while Postgres is away for hours", 1, func(t *testing.T, r *rig) {
+		r.stream.push(r.store.add(1, plain()))
+		stop := r.serve(t)
+		<-r.runs.started
+		synctest.Wait()
+		r.store.set(func() { r.store.away = true })
+		time.Sleep(46 * time.Second)
+		synctest.Wait()
+		if h := r.runs.control.history(); !slices.Equal(h, []string{"freeze"}) {
+			t.Errorf("after 46 s: %v", h)
+		}
+		time.Sleep(3 * time.Hour)
+		r.store.set(func() { r.store.away = false })
+		time.Sleep(20 * time.Second)
+		if h := r.runs.control.history(); !slices.Equal(h, []string{"freeze", "thaw"}) {
+			t.Errorf("afterwards: %v", h)
+		}
+		r.runs.finish <- &agent.Result{}
+		if rep := <-r.store.reported; rep.Ending != job.EndDone {
+			t.Errorf("reported %s", rep.Ending)
+		}
+		must(t, stop())
+	})
+
+	inBubble(t, "keeps a result through an outage", 1, func(t *testing.T, r *rig) {
+		results := make(published, 10)
+		r.pool.Results = results
+		r.stream.push(r.store.add(1, plain()))
+		stop := r.serve(t)
+		<-r.runs.started
+		r.store.set(func() { r.store.away = true })
+		r.runs.finish <- &agent.Result{ResultText: "kept"}
+		if rep := <-results; rep.ResultText != "kept" {
+			t.Errorf("the stream got %+v", rep)
+		}
+		time.Sleep(time.Hour)
+		if len(results) != 0 {
+			t.Error("the stream got it again and again")
+		}
+		r.store.set(func() { r.store.away = false })
+		if rep := <-r.store.reported; rep.ResultText != "kept" {
+			t.Errorf("reported %+v", rep)
+		}
+		synctest.Wait()
+		r.isEmpty(t)
+		must(t, stop())
+	})
+
+	inBubble(t, "stops a turn whose lease is gone", 1, func(t *testing.T, r *rig) {
+		d := r.store.add(1, plain())
+		r.stream.push(d)
+		stop := r.serve(t)
+		<-r.runs.started
+		r.store.set(func() { delete(r.store.leases, d.Job) })
+		if rep := <-r.store.reported; rep.Ending != job.EndFenced {
+			t.Errorf("reported %s", rep.Ending)
+		}
+		synctest.Wait()
+		r.isEmpty(t)
+		must(t, stop())
+	})
+
+	inBubble(t, "stops a turn that stays frozen although its lease went to another", 1, func(t *testing.T, r *rig) {
+		d := r.store.add(1, plain())
+		r.stream.push(d)
+		stop := r.serve(t)
+		<-r.runs.started
+		r.store.set(func() { r.store.away = true })
+		time.Sleep(10 * time.Minute)
+		r.store.set(func() { r.store.away = false; delete(r.store.leases, d.Job) })
+		if rep := <-r.store.reported; rep.Ending != job.EndFenced {
+			t.Errorf("reported %s", rep.Ending)
+		}
+		if h := r.runs.control.history(); !slices.Equal(h, []string{"freeze"}) {
+			t.Errorf("it was thawed: %v", h)
+		}
+		must(t, stop())
+	})
+
+	inBubble(t, "stops a turn that cannot be frozen", 1, func(t *testing.T, r *rig) {
+		r.runs.control.err = errors.New("stuck")
+		r.stream.push(r.store.add(1, plain()))
+		stop := r.serve(t)
+		<-r.runs.started
+		r.store.set(func() { r.store.away = true })
+		time.Sleep(46 * time.Second)
+		r.store.set(func() { r.store.away = false })
+		if rep := <-r.store.reported; rep.Ending != job.EndFenced {
+			t.Errorf("reported %s", rep.Ending)
+		}
+		must(t, stop())
+	})
+
+	inBubble(t, "starts nothing while its lease is in doubt", 1, func(t *testing.T, r *rig) {
+		d := r.store.add(1, plain())
+		r.stream.push(d)
+		slow := r.pool.Turns.Run
+		r.pool.Turns.Run = func(ctx context.Context, l worker.Launch) (*agent.Result, error) {
+			r.store.set(func() { r.store.away = true })
+			return slow(ctx, l)
+		}
+		stop := r.serve(t)
+		time.Sleep(50 * time.Second)
+		if len(r.runs.started) != 0 {
+			t.Error("it was started without Postgres knowing")
+		}
+		r.store.set(func() { r.store.away = false })
+		if rep := <-r.store.reported; rep.Ending != job.EndUnready || rep.Started {
+			t.Errorf("reported %s, started %v", rep.Ending, rep.Started)
+		}
+		must(t, stop())
+	})
+
+	for _, push := range []bool{false, true} {
+		inBubble(t, fmt.Sprintf("cancels, pushed %v", push), 1, func(t *testing.T, r *rig) {
+			pushes := make(cancels)
+			r.pool.Cancels = pushes
+			d := r.store.add(1, plain())
+			r.stream.push(d)
+			stop := r.serve(t)
+			<-r.runs.started
+			synctest.Wait()
+			asked := time.Now()
+			r.store.set(func() { r.store.cancelled[d.Job] = &job.Cancelled{By: "ann", Why: "wrong"} })
+			if push {
+				pushes <- d.Job
+			}
+			rep := <-r.store.reported
+			if rep.Ending != job.EndCancelled || !strings.Contains(rep.Reason, "ann") {
+				t.Errorf("reported %s: %s", rep.Ending, rep.Reason)
+			}
+			if took := time.Since(asked); push && took > time.Second || took > 11*time.Second {
+				t.Errorf("it took %s", took)
+			}
+			must(t, stop())
+		})
+	}
+
+	inBubble(t, "drains: running turns may end", 2, func(t *testing.T, r *rig) {
+		r.stream.push(r.store.add(1, plain()))
+		stop := r.serve(t)
+		<-r.runs.started
+		stopped := make(chan error, 1)
+		go func() { stopped <- stop() }()
+		time.Sleep(30 * time.Second)
+		r.stream.push(r.store.add(2, plain()))
+		r.runs.finish <- &agent.Result{}
+		must(t, <-stopped)
+		if rep := <-r.store.reported; rep.Ending != job.EndDone {
+			t.Errorf("reported %s", rep.Ending)
+		}
+		if len(r.stream.queue) != 1 || len(r.runs.started) != 0 {
+			t.Error("it took something new")
+		}
+		if w := r.store.infos[len(r.store.infos)-1]; !w.Draining || w.Lanes[0].Free != 0 {
+			t.Errorf("it told %+v", w)
+		}
+	})
+
+	inBubble(t, "drains: turns that take too long are handed back", 2, func(t *testing.T, r *rig) {
+		r.stream.push(r.store.add(1, plain()))
+		stop := r.serve(t)
+		<-r.runs.started
+		begun := time.Now()
+		must(t, stop())
+		if took := time.Since(begun); took > r.pool.Drain+r.pool.LastCall {
+			t.Errorf("it took %s", took)
+		}
+		if rep := <-r.store.reported; rep.Ending != job.EndDrained {
+			t.Errorf("reported %s", rep.Ending)
+		}
+		r.isEmpty(t)
+	})
+
+	inBubble(t, "drains while Postgres is away, and the next worker settles", 1, func(t *testing.T, r *rig) {
+		r.stream.push(r.store.add(1, plain()))
+		stop := r.serve(t)
+		<-r.runs.started
+		r.store.set(func() { r.store.away = true })
+		must(t, stop())
+		if files := r.files(t, "spool"); len(files) != 1 {
+			t.Errorf("the spool holds %v", files)
+		}
+		r.store.set(func() { r.store.away = false })
+		next := rigIn(t, t.TempDir(), r.state, 1)
+		next.pool.Store = r.store
+		stop = next.serve(t)
+		if rep := <-r.store.reported; rep.Ending != job.EndDrained {
+			t.Errorf("reported %s", rep.Ending)
+		}
+		synctest.Wait()
+		next.isEmpty(t)
+		must(t, stop())
+	})
+}
+
+// published is the results stream.
+type published chan job.Report
+
+func (p published) PublishReport(_ context.Context, r job.Report) error { p <- r; return nil }
+
+// cancels are the pushes.
+type cancels chan job.ID
+
+func (c cancels) ListenCancels(ctx context.Context, hint func(job.ID)) error {
+	for {
+		select {
+		case id := <-c:
+			hint(id)
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (r *rig) files(t testing.TB, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(r.state.Path(), dir))
+	must(t, err)
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// isEmpty holds that nothing of a settled attempt is left but its session.
+func (r *rig) isEmpty(t testing.TB) {
+	t.Helper()
+	for _, dir := range []string{"spool", "marks", "rejected"} {
+		if files := r.files(t, dir); len(files) > 0 {
+			t.Errorf("%s holds %v", dir, files)
+		}
+	}
+}
