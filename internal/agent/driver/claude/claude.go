@@ -36,9 +36,12 @@ func (Driver) Descriptor() agent.Backend {
 		tools[p] = agent.ToolSupport{Supported: true}
 	}
 	return agent.Backend{
-		Name:          agent.AgentClaude,
-		Credentials:   []string{"ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"},
-		ProviderEnv:   []string{"ANTHROPIC_*", "CLAUDE_*", "DISABLE_*", "ENABLE_TOOL_SEARCH", "IS_SANDBOX"},
+		Name:        agent.AgentClaude,
+		Credentials: []string{"ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"},
+		ProviderEnv: []string{
+			"ANTHROPIC_*", "CLAUDE_*", "ENABLE_TOOL_SEARCH", "IS_SANDBOX",
+			"API_TIMEOUT_MS", "BASH_DEFAULT_TIMEOUT_MS", "BASH_MAX_TIMEOUT_MS", "MCP_TIMEOUT", "MCP_TOOL_TIMEOUT",
+		},
 		Restricted:    &agent.RestrictedCapabilities{Supported: true, FollowUp: true},
 		WritableTools: tools,
 	}

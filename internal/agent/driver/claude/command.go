@@ -23,6 +23,10 @@ const (
 // maxPrompt is what the CLI takes on its standard input.
 const maxPrompt = 10_000_000
 
+// beyond are tools that promise what a headless turn cannot keep, or that reach other
+// sessions of the same user.
+var beyond = []string{"ScheduleWakeup", "ListAgents", "SendMessage"}
+
 var (
 	efforts        = []string{"low", "medium", "high", "xhigh", "max"}
 	toolName       = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]{0,127}$`)
@@ -106,9 +110,7 @@ func arguments(l agent.Launch) ([]string, error) {
 	if l.Turn.Tools != nil {
 		option("tools", strings.Join(builtIn(l.Turn.Tools), ","))
 	}
-	if len(p.DisallowedTools) > 0 {
-		option("disallowedTools", strings.Join(p.DisallowedTools, ","))
-	}
+	option("disallowedTools", strings.Join(slices.Concat(beyond, p.DisallowedTools), ","))
 	dirs := l.Turn.WriteDirs
 	if readsFiles(l.Turn) {
 		// CLAUDE.md counts as a setting of the project, and those are off; that of

@@ -15,21 +15,16 @@ import (
 // TestDriver runs the real CLI.
 func TestDriver(t *testing.T) {
 	t.Parallel()
-	const credential = "sk-test"
-	driver := claude.Driver{MaxRetries: 1}
 	drivertest.Exercise(t, drivertest.Subject{
-		Driver:     driver,
-		Bin:        agenttest.ClaudeBin(t),
-		Model:      "sonnet",
-		Credential: credential,
-		Provider: func(base string) []string {
-			return []string{"ANTHROPIC_BASE_URL=" + base, "ANTHROPIC_API_KEY=" + credential}
+		Driver: claude.Driver{MaxRetries: 1},
+		Bin:    agenttest.ClaudeBin(t),
+		Model:  "sonnet",
+		Provider: func(base, credential string) []string {
+			return []string{"ANTHROPIC_BASE_URL=" + base, credential}
 		},
-		LimitProvider: func(base string) []string {
-			return []string{"ANTHROPIC_BASE_URL=" + base, "CLAUDE_CODE_OAUTH_TOKEN=" + credential}
-		},
-		Limit:  func(reset time.Time) http.Header { return agenttest.SubscriptionLimit("rejected", 1, reset) },
-		Effort: "high",
+		LimitCredential: "CLAUDE_CODE_OAUTH_TOKEN",
+		Limit:           func(reset time.Time) http.Header { return agenttest.SubscriptionLimit("rejected", 1, reset) },
+		Effort:          "high",
 		SeesEffort: func(body []byte) string {
 			var in struct {
 				Config struct {

@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -86,9 +87,19 @@ func text(t *testing.T, s Subject) {
 	}
 	if asked := sc.Requests(); len(asked) != 1 {
 		t.Errorf("%d requests, want one", len(asked))
-	} else if q := asked[0]; strings.TrimSpace(q.Prompt) != "Say hello." || q.Credential() != s.Credential ||
+	} else if q := asked[0]; strings.TrimSpace(q.Prompt) != "Say hello." || q.Credential() != secret ||
 		q.WorkDir != "" && q.WorkDir != b.launch.WorkDir {
 		t.Errorf("prompt %q, credential %q, directory %q", q.Prompt, q.Credential(), q.WorkDir)
+	}
+}
+
+func credentials(t *testing.T, s Subject) {
+	for _, variable := range s.Driver.Descriptor().Credentials {
+		sc := script(t, agenttest.Text("Hello."))
+		newBenchWith(t, s, sc, variable).run(t).wantSuccess(t, "Hello.")
+		if got := sc.Requests()[0].Credential(); got != secret {
+			t.Errorf("%s: the provider was sent %q", variable, got)
+		}
 	}
 }
 
@@ -113,25 +124,30 @@ func tools(t *testing.T, s Subject) {
 }
 
 func outcome(t *testing.T, s Subject) {
-	host, err := mcphost.Start(t.Context(), t.TempDir(), mcphost.Report{Valid: []string{"shipped", "blocked"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := host.Close(); err != nil {
-			t.Error(err)
+	// The report tool is no tool of the agent's own: it is there without any, and
+	// however many there are.
+	for name, own := range map[string][]string{"no tools": {}, "all tools": nil} {
+		host, err := mcphost.Start(t.Context(), t.TempDir(), mcphost.Report{Valid: []string{"shipped", "blocked"}})
+		if err != nil {
+			t.Fatal(err)
 		}
-	})
-	b := newBench(t, s, script(t, agenttest.ReportStatus("done", "no such status"), agenttest.Report("all green"), agenttest.Text("Done.")))
-	b.launch.MCP = map[string]agent.MCPEntry{mcphost.ServerName: host.Entry()}
-	b.launch.Turn.Tools = []string{} // the report tool is no tool of the agent's own
-	r := b.run(t)
-	r.wantSuccess(t, "Done.")
-	if got, ok := host.Outcome(); !ok || got.Status != "shipped" || got.Note != "all green" {
-		t.Errorf("outcome %+v, %t", got, ok)
-	}
-	if !slices.ContainsFunc(r.Diagnostics, func(d string) bool { return strings.Contains(d, "shipped, blocked") }) {
-		t.Errorf("diagnostics %q, want the refused report", r.Diagnostics)
+		t.Cleanup(func() {
+			if err := host.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		b := newBench(t, s, script(t,
+			agenttest.ReportStatus("done", "no such status"), agenttest.Report("all green"), agenttest.Text("Done.")))
+		b.launch.MCP = map[string]agent.MCPEntry{mcphost.ServerName: host.Entry()}
+		b.launch.Turn.Tools = own
+		r := b.run(t)
+		r.wantSuccess(t, "Done.")
+		if got, ok := host.Outcome(); !ok || got.Status != "shipped" || got.Note != "all green" {
+			t.Errorf("%s: outcome %+v, %t", name, got, ok)
+		}
+		if !slices.ContainsFunc(r.Diagnostics, func(d string) bool { return strings.Contains(d, "shipped, blocked") }) {
+			t.Errorf("%s: diagnostics %q, want the refused report", name, r.Diagnostics)
+		}
 	}
 }
 
@@ -146,11 +162,11 @@ func systemPrompt(t *testing.T, s Subject) {
 }
 
 func prompts(t *testing.T, s Subject) {
-	secret := filepath.Join(t.TempDir(), "secret.txt")
-	if err := os.WriteFile(secret, []byte("the-content-of-a-file"), 0o600); err != nil {
+	file := filepath.Join(t.TempDir(), "file.txt")
+	if err := os.WriteFile(file, []byte("the-content-of-a-file"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, prompt := range append([]string{"--help", "-p", fmt.Sprintf("Read "+s.Mention, secret)}, s.Commands...) {
+	for _, prompt := range append([]string{"--help", "-p", fmt.Sprintf("Read "+s.Mention, file)}, s.Commands...) {
 		sc := script(t, agenttest.Text("Understood."))
 		b := newBench(t, s, sc)
 		b.launch.Request.Prompt = prompt
@@ -274,8 +290,14 @@ func resumeUnknown(t *testing.T, s Subject) {
 // failure runs a script whose every answer is that one.
 func failure(t *testing.T, s Subject, answer agenttest.Step) run {
 	t.Helper()
+	return failureWith(t, s, answer, s.Driver.Descriptor().Credentials[0])
+}
+
+// failureWith is failure with the credential in a variable of choice.
+func failureWith(t *testing.T, s Subject, answer agenttest.Step, variable string) run {
+	t.Helper()
 	sc := script(t, answer)
-	r := newBench(t, s, sc).run(t)
+	r := newBenchWith(t, s, sc, variable).run(t)
 	if n := len(sc.Requests()); n > s.MostRequests {
 		t.Errorf("%d requests; at most %d", n, s.MostRequests)
 	}
@@ -298,10 +320,8 @@ func limited(t *testing.T, s Subject) {
 		return
 	}
 	reset := time.Now().Add(time.Hour).Truncate(time.Second)
-	if s.LimitProvider != nil {
-		s.Provider = s.LimitProvider
-	}
-	r := failure(t, s, tooMany.WithHeader(far).WithHeader(s.Limit(reset)))
+	variable := cmp.Or(s.LimitCredential, s.Driver.Descriptor().Credentials[0])
+	r := failureWith(t, s, tooMany.WithHeader(far).WithHeader(s.Limit(reset)), variable)
 	r.wantFailure(t, agent.FailureLimited)
 	if !r.RateLimit.Blocking() || !r.RateLimit.ResetsAt.Equal(reset) {
 		t.Errorf("rate limit %+v, want it to block until %s", r.RateLimit, reset)

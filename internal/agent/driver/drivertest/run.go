@@ -18,6 +18,9 @@ import (
 	"turnpike/internal/agent/agenttest"
 )
 
+// secret is the credential of every run.
+const secret = "sk-test-secret"
+
 const (
 	// patience bounds one run of a CLI, on a machine that is busy with others.
 	patience = 2 * time.Minute
@@ -44,6 +47,12 @@ type run struct {
 // newBench gives the CLI a workspace, a configuration directory and a script.
 func newBench(t *testing.T, s Subject, script *agenttest.Script) *bench {
 	t.Helper()
+	return newBenchWith(t, s, script, s.Driver.Descriptor().Credentials[0])
+}
+
+// newBenchWith is newBench with the credential in a variable of choice.
+func newBenchWith(t *testing.T, s Subject, script *agenttest.Script, variable string) *bench {
+	t.Helper()
 	home, dir := t.TempDir(), t.TempDir()
 	return &bench{s: s, launch: agent.Launch{
 		Request: agent.Request{
@@ -54,7 +63,7 @@ func newBench(t *testing.T, s Subject, script *agenttest.Script) *bench {
 			// HOME is a directory of its own, so that nothing of this machine's user
 			// has a part in the test.
 			Env: append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "TMPDIR=" + t.TempDir()},
-				s.Provider(script.URL())...),
+				s.Provider(script.URL(), variable+"="+secret)...),
 		},
 		Bin: s.Bin, Home: home, HomeInside: home, WorkDir: dir, Root: os.Geteuid() == 0,
 	}}

@@ -14,16 +14,16 @@ type Subject struct {
 	Bin    string // the CLI's executable
 	Model  string
 
-	// Provider is the environment that leads the CLI to the provider at a base URL,
-	// with Credential.
-	Provider   func(base string) []string
-	Credential string
+	// Provider is the environment that leads the CLI to the provider at a base URL
+	// with a credential, given by its variable.
+	Provider func(base, credential string) []string
 
 	// Limit is how a provider tells of a used up limit, and until when. Nil: the CLI
 	// never tells of a reset.
 	Limit func(reset time.Time) http.Header
-	// LimitProvider is Provider where limits are told; nil is Provider.
-	LimitProvider func(base string) []string
+	// LimitCredential is the variable of a credential that is told of limits; empty
+	// is the first of the descriptor's.
+	LimitCredential string
 
 	// Effort is an effort the CLI knows, and SeesEffort reads it from a request's body.
 	Effort     string
@@ -70,6 +70,7 @@ func Exercise(t *testing.T, s Subject) {
 		{"declares every placement", placements},
 		{"mounts what its executable lies in", runtimeFiles},
 		{"ends a turn with a text", text},
+		{"sends any of its credentials", credentials},
 		{"uses tools", tools},
 		{"reports the outcome over MCP", outcome},
 		{"appends the system prompt", systemPrompt},
