@@ -1,0 +1,50 @@
+// Package store keeps jobs in Postgres: every query of the project is here, one
+// file per aggregate, each above the one method that runs it. It decides nothing
+// about when to do what; loops that do are in packages dispatcher and worker. The
+// tables are in package migrations.
+//
+// # Transitions
+//
+// Every move of a job is one statement that names the state it leaves, so that
+// anything else finds no row. The queue row exists exactly as long as the job is
+// not finished; its CHECK constraints refuse rows that no transition makes.
+//
+//	            -> queued | scheduled   Enqueue, Retry, turnpike.enqueue
+//	scheduled   -> queued               Promote: its time came
+//	queued      -> dispatched           Select
+//	dispatched  -> dispatched           Redispatch: nobody claimed it; the next number
+//	dispatched  -> queued               Pause, Redispatch of what is paused, Settle of what pauses its account
+//	dispatched  -> running              Claim
+//	running     -> succeeded | failed | cancelled | queued | scheduled
+//	                                    Settle by token, Reap after the lease lapsed: turnpike.after decides
+//	scheduled, queued, dispatched -> cancelled      Cancel; a running job gets a flag, which beats return
+//	scheduled, queued, dispatched -> failed         Promote: past its deadline
+//	scheduled, queued (unchecked) -> failed         Checked: the request is refused
+//
+// Final states are final: the row that could change is gone. The final state is on
+// the job's last attempt, or in "finished" when no attempt ran at the end.
+//
+// # Locks
+//
+// Where a transition relies on what others committed, it takes its row locks in a
+// statement of its own and does its work in the next, in one transaction and one
+// round trip: the second statement sees everything that was committed before the
+// locks were had. Settle and Cancel lock their rows so; whatever selects, parks or
+// reaps locks the leader's row so. Batches lock rows in the order of their ids.
+//
+// # Keys
+//
+// A concurrency key is taken while a live row (dispatched or running) has it; a
+// unique index refuses a second. Others are parked outside the ready index. The
+// invariant: whenever a job is parked behind a key, a row with that key is live or
+// ready. Every transition that takes such a row away lets out the first one parked
+// behind it. Selection locks the live row before it parks, so that who closes it
+// sees the parked one.
+//
+// # Failure
+//
+// Every call has a deadline. job.ErrUnavailable means that nothing is known about a
+// write: Claim, Beat, Settle, Published, Cancel and the enqueues under an idempotency
+// key may simply be repeated. Nothing here listens, keeps a session lock or a named
+// prepared statement: a transaction pooler may stand between.
+package store

@@ -1,0 +1,87 @@
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Retention says how long things are kept. Zero keeps them.
+type Retention struct {
+	History     time.Duration // finished jobs with everything about them, by whole weeks
+	Idempotency time.Duration // keys
+	Orphans     time.Duration // records of what is gone
+	Workers     time.Duration // that were not seen
+	Audit       time.Duration
+}
+
+// Swept counts what Sweep removed.
+type Swept struct {
+	Partitions  int // of all tables together
+	Idempotency int64
+	Orphans     int64
+	Workers     int64
+	Audit       int64
+}
+
+const (
+	historyTables = `SELECT unnest(turnpike.history())`
+	extendHistory = `SELECT turnpike.extend_history(@table, interval '28 days')`
+	dropHistory   = `SELECT turnpike.drop_history(@table, now() - @keep)`
+
+	sweepIdempotency = `DELETE FROM turnpike.idempotency WHERE created_at < now() - @keep`
+	sweepOrphans     = `DELETE FROM turnpike.orphans WHERE state = 'gone' AND gone_at < now() - @keep`
+	// One that still holds a lease is waited for.
+	sweepWorkers = `DELETE FROM turnpike.workers w WHERE seen_at < now() - @keep
+		AND NOT EXISTS (SELECT FROM turnpike.queue q WHERE q.dispatched_at IS NOT NULL AND q.worker = w.id)`
+	sweepAudit = `DELETE FROM turnpike.audit WHERE at < now() - @keep`
+)
+
+// Sweep makes room: it creates the partitions of the coming weeks, then removes what
+// is older than it is to be kept. It stops at the first error, with what it did until
+// then, and may be called again. It returns job.ErrNotLeader.
+func (db *DB) Sweep(ctx context.Context, epoch int64, keep Retention) (swept Swept, err error) {
+	tables, err := together(ctx, db, "sweep", pgx.RowTo[string], holding(epoch), stmt{historyTables, nil})
+	if err != nil {
+		return swept, err
+	}
+	// A table a transaction: locks on several at once deadlock with who reads them.
+	for _, t := range tables {
+		if _, err := one(ctx, db, "extend "+t, stmt{extendHistory, args{"table": t}}, pgx.RowTo[int]); err != nil {
+			return swept, err
+		}
+	}
+	if keep.History > 0 {
+		for _, t := range tables {
+			n, err := one(ctx, db, "drop old "+t, stmt{dropHistory, args{"table": t, "keep": keep.History}}, pgx.RowTo[int])
+			if err != nil {
+				return swept, err
+			}
+			swept.Partitions += n
+		}
+	}
+	for _, s := range []struct {
+		keep time.Duration
+		sql  string
+		n    *int64
+	}{
+		{keep.Idempotency, sweepIdempotency, &swept.Idempotency},
+		{keep.Orphans, sweepOrphans, &swept.Orphans},
+		{keep.Workers, sweepWorkers, &swept.Workers},
+		{keep.Audit, sweepAudit, &swept.Audit},
+	} {
+		if s.keep <= 0 {
+			continue
+		}
+		err := db.within(ctx, "sweep", func(ctx context.Context, tx pgx.Tx) error {
+			tag, err := tx.Exec(ctx, s.sql, args{"keep": s.keep})
+			*s.n = tag.RowsAffected()
+			return err
+		})
+		if err != nil {
+			return swept, err
+		}
+	}
+	return swept, nil
+}

@@ -1,0 +1,163 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"turnpike/internal/job"
+)
+
+// The rows are locked in the order of their ids, as beats lock theirs. Stale
+// numbers, other lanes, pauses and deadlines are refusals; the same token is the
+// same claim.
+const claim = `
+	WITH d AS MATERIALIZED (
+		SELECT * FROM json_to_recordset(@claims) AS d(job_id uuid, dispatch integer, token uuid)
+	),
+	l AS MATERIALIZED (
+		SELECT q.job_id, d.dispatch, d.token
+		FROM d JOIN turnpike.queue q USING (job_id)
+		WHERE q.state = 'dispatched' AND q.dispatch_no = d.dispatch AND q.lane = @lane
+			AND (q.deadline IS NULL OR q.deadline > now())
+			AND NOT EXISTS (
+				SELECT FROM turnpike.pauses p WHERE p.until > now()
+				AND p.name = CASE p.scope WHEN 'lane' THEN q.lane WHEN 'tenant' THEN q.tenant ELSE q.credential END)
+		ORDER BY q.job_id
+		FOR NO KEY UPDATE OF q
+	),
+	u AS (
+		UPDATE turnpike.queue q SET state = 'running', attempt = q.attempt + 1, lease_no = q.lease_no + 1, token = l.token,
+			worker = @worker, claimed_at = now(), lease_until = now() + @lease,
+			orphan = json_build_object('state', 'creating', 'kind', @kind::text)
+		FROM l
+		WHERE q.job_id = l.job_id AND q.state = 'dispatched' AND q.dispatch_no = l.dispatch
+		RETURNING q.job_id, q.attempt, q.lease_no, q.token, q.tenant, q.account, q.profile, q.tries_spent, q.resume
+	),
+	held AS (
+		SELECT * FROM u
+		UNION ALL
+		SELECT q.job_id, q.attempt, q.lease_no, q.token, q.tenant, q.account, q.profile, q.tries_spent, q.resume
+		FROM d JOIN turnpike.queue q ON q.job_id = d.job_id AND q.token = d.token
+		WHERE q.state = 'running' AND q.worker = @worker AND q.lane = @lane
+	)
+	SELECT h.job_id::text, h.attempt, h.lease_no, h.token::text, j.name, h.tenant, h.account, h.profile, h.tries_spent,
+		coalesce(h.resume, ''), j.request::text
+	FROM held h JOIN turnpike.jobs j ON j.job_id = h.job_id
+	ORDER BY h.job_id`
+
+// Claim takes the leases of deliveries on one lane. A delivery missing in the
+// answer was refused: the job is not dispatched with this number on this lane, is
+// paused, cancelled or past its deadline. Claiming again with the same token returns
+// the same lease, so an unknown commit is settled by asking again.
+func (db *DB) Claim(ctx context.Context, worker string, lane job.Lane, claims []job.Claim) ([]job.Claimed, error) {
+	if len(claims) == 0 {
+		return nil, nil
+	}
+	type asked struct {
+		Job      job.ID `json:"job_id"`
+		Dispatch int    `json:"dispatch"`
+		Token    string `json:"token"`
+	}
+	list := make([]asked, len(claims))
+	for i, c := range claims {
+		list[i] = asked{c.Job, c.Dispatch, string(c.Token)}
+	}
+	encoded, err := encode(list)
+	if err != nil {
+		return nil, fmt.Errorf("claim: %w", err)
+	}
+	return many(ctx, db, "claim",
+		stmt{claim, args{"claims": encoded, "lane": lane.String(), "worker": worker, "lease": db.lease, "kind": leftKind(lane)}},
+		func(row pgx.CollectableRow) (job.Claimed, error) {
+			c := job.Claimed{Length: db.lease, Lane: lane}
+			var request string
+			err := row.Scan(&c.Job, &c.Attempt, &c.Number, &c.Token, &c.Name, &c.Tenant, &c.Account, &c.Profile, &c.TriesSpent,
+				&c.Resume, &request)
+			c.Request = json.RawMessage(request)
+			return c, err
+		})
+}
+
+// leftKind is what a lane's turn would leave behind, while no more is known: the
+// kinds of package agent.
+func leftKind(lane job.Lane) string {
+	switch lane.Placement {
+	case "container":
+		return "container"
+	case "sbx":
+		return "sandbox"
+	}
+	return "process"
+}
+
+// No index and no index's predicate names a column that this changes: these are HOT
+// updates. Rows in the order of their ids, so that two batches cannot wait for each
+// other.
+const beat = `
+	WITH d AS MATERIALIZED (
+		SELECT * FROM json_to_recordset(@beats) AS d(n integer, job_id uuid, token uuid, started_at timestamptz, conversation text,
+			turns bigint, tool_calls bigint, cost_usd numeric, running json)
+	),
+	l AS MATERIALIZED (
+		SELECT q.job_id
+		FROM d JOIN turnpike.queue q ON q.job_id = d.job_id AND q.token = d.token
+		WHERE q.state = 'running' AND q.worker = @worker
+		ORDER BY q.job_id
+		FOR NO KEY UPDATE OF q
+	),
+	u AS (
+		UPDATE turnpike.queue q SET lease_until = now() + @lease,
+			started_at = coalesce(q.started_at, d.started_at),
+			conversation = coalesce(nullif(d.conversation, ''), q.conversation),
+			turns = greatest(q.turns, d.turns), tool_calls = greatest(q.tool_calls, d.tool_calls),
+			cost_usd = CASE WHEN d.cost_usd >= 0 THEN d.cost_usd ELSE q.cost_usd END,
+			orphan = CASE WHEN d.running IS NULL THEN q.orphan ELSE json_build_object('state', 'live', 'identity', d.running) END
+		FROM d JOIN l USING (job_id)
+		WHERE q.job_id = d.job_id AND q.token = d.token AND q.state = 'running'
+		RETURNING q.job_id, q.token, q.cancel_at, q.cancel_by, q.cancel_why
+	)
+	SELECT d.job_id::text, u.job_id IS NOT NULL, u.cancel_at IS NOT NULL, coalesce(u.cancel_by, ''), coalesce(u.cancel_why, '')
+	FROM d LEFT JOIN u ON u.job_id = d.job_id AND u.token = d.token
+	ORDER BY d.n`
+
+// Beat renews the leases of one worker's attempts and keeps what they tell. Every
+// beat is answered, in order. A lease that lapsed is renewed too, as long as nobody
+// reaped it: the turn still runs, and two of it would be worse.
+func (db *DB) Beat(ctx context.Context, worker string, beats []job.Beat) ([]job.Beaten, error) {
+	if len(beats) == 0 {
+		return nil, nil
+	}
+	type told struct {
+		N            int             `json:"n"`
+		Job          job.ID          `json:"job_id"`
+		Token        string          `json:"token"`
+		StartedAt    time.Time       `json:"started_at,omitzero"`
+		Conversation string          `json:"conversation,omitempty"`
+		Turns        int             `json:"turns"`
+		ToolCalls    int             `json:"tool_calls"`
+		CostUSD      *job.USD        `json:"cost_usd,omitempty"`
+		Running      json.RawMessage `json:"running,omitempty"`
+	}
+	list := make([]told, len(beats))
+	for i, b := range beats {
+		list[i] = told{i, b.Job, string(b.Token), b.StartedAt, b.Conversation, b.Turns, b.ToolCalls, b.CostUSD, b.Running}
+	}
+	encoded, err := encode(list)
+	if err != nil {
+		return nil, fmt.Errorf("beat: %w", err)
+	}
+	return many(ctx, db, "beat", stmt{beat, args{"beats": encoded, "worker": worker, "lease": db.lease}},
+		func(row pgx.CollectableRow) (b job.Beaten, err error) {
+			var cancelled bool
+			var by, why string
+			err = row.Scan(&b.Job, &b.Ours, &cancelled, &by, &why)
+			if cancelled {
+				b.Cancelled = &job.Cancelled{By: by, Why: why}
+			}
+			return b, err
+		})
+}

@@ -1,0 +1,81 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"turnpike/internal/job"
+)
+
+const recordOrphan = `
+	INSERT INTO turnpike.orphans AS o (job_id, attempt, kind, identity, worker, state_dir, state, stopped_by, note, transcript, turns, gone_at)
+	VALUES (@job, @attempt, @kind, @identity::text::jsonb, @worker, coalesce((SELECT state_dir FROM turnpike.workers WHERE id = @worker), ''),
+		@state, nullif(@by, ''), nullif(@note, ''), nullif(@transcript, ''), nullif(@turns::bigint, 0),
+		CASE WHEN @state = 'gone' THEN now() END)
+	ON CONFLICT (job_id, attempt, kind) DO UPDATE SET identity = coalesce(excluded.identity, o.identity),
+		state = excluded.state, stopped_by = coalesce(excluded.stopped_by, o.stopped_by), note = coalesce(excluded.note, o.note),
+		transcript = coalesce(excluded.transcript, o.transcript), turns = coalesce(excluded.turns, o.turns), gone_at = excluded.gone_at
+	WHERE o.state <> 'gone'`
+
+// RecordOrphan writes down, or brings up to date, something that may have outlived
+// its worker. What is gone stays gone.
+func (db *DB) RecordOrphan(ctx context.Context, o job.Orphan) error {
+	var identity *string
+	if raw := asJSON(o.Identity); len(raw) > 0 {
+		s := string(clean(raw))
+		identity = &s
+	}
+	return db.exec(ctx, fmt.Sprintf("record what job %s left", o.Job), recordOrphan, args{
+		"job": string(o.Job), "attempt": o.Attempt, "kind": o.Kind, "identity": identity, "worker": o.Worker, "state": string(o.State),
+		"by": o.StoppedBy, "note": o.Note, "transcript": o.Transcript, "turns": o.Turns})
+}
+
+const orphanGone = `
+	UPDATE turnpike.orphans SET state = 'gone', gone_at = now(), stopped_by = @by, note = coalesce(nullif(@note, ''), note)
+	WHERE job_id = @job AND attempt = @attempt AND state <> 'gone'`
+
+// OrphanGone records that whatever an attempt left is verified to be gone.
+func (db *DB) OrphanGone(ctx context.Context, id job.ID, attempt int, by, note string) error {
+	return db.exec(ctx, fmt.Sprintf("record that what job %s left is gone", id), orphanGone,
+		args{"job": string(id), "attempt": attempt, "by": by, "note": note})
+}
+
+// OrphanFilter narrows Orphans. Zero values do not.
+type OrphanFilter struct {
+	Worker   string
+	StateDir string
+	States   []job.OrphanState
+	Limit    int // default 1000
+}
+
+const orphans = `
+	SELECT job_id::text, attempt, kind, coalesce(identity::text, ''), worker, state, coalesce(stopped_by, ''), coalesce(note, ''),
+		coalesce(transcript, ''), coalesce(turns, 0)
+	FROM turnpike.orphans
+	WHERE (@worker = '' OR worker = @worker) AND (@dir = '' OR state_dir = @dir)
+		AND (@states::text[] IS NULL OR state = ANY (@states))
+	ORDER BY job_id, attempt, kind
+	LIMIT @most`
+
+// Orphans lists what was left over, the oldest job's first.
+func (db *DB) Orphans(ctx context.Context, f OrphanFilter) ([]job.Orphan, error) {
+	if f.Limit <= 0 {
+		f.Limit = 1000
+	}
+	var states []string
+	for _, s := range f.States {
+		states = append(states, string(s))
+	}
+	return many(ctx, db, "list orphans", stmt{orphans, args{"worker": f.Worker, "dir": f.StateDir, "states": states, "most": f.Limit}},
+		func(row pgx.CollectableRow) (o job.Orphan, err error) {
+			var identity string
+			err = row.Scan(&o.Job, &o.Attempt, &o.Kind, &identity, &o.Worker, &o.State, &o.StoppedBy, &o.Note, &o.Transcript, &o.Turns)
+			if identity != "" {
+				o.Identity = json.RawMessage(identity)
+			}
+			return o, err
+		})
+}

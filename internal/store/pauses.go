@@ -1,0 +1,113 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"turnpike/internal/job"
+)
+
+// Scope is what a pause holds up.
+type Scope string
+
+// The scopes. A lane is named as job.Lane.String does.
+const (
+	ScopeLane    Scope = "lane"
+	ScopeTenant  Scope = "tenant"
+	ScopeAccount Scope = "account"
+)
+
+// DefaultAccount is the name under which the credential is paused that a worker has
+// for an agent when a request names no account.
+func DefaultAccount(agent string) string { return "~" + agent }
+
+const pause = `
+	INSERT INTO turnpike.pauses (scope, name, until, reason, by)
+	VALUES (@scope, @name, coalesce(@until, 'infinity'::timestamptz), @reason, @by)
+	ON CONFLICT (scope, name) DO UPDATE SET until = excluded.until, reason = excluded.reason, by = excluded.by, at = now()`
+
+const audited = `INSERT INTO turnpike.audit (who, what, subject, note) VALUES (@who, @what, @subject, @note)`
+
+// In the order of the ids, as claims lock them.
+const takeBack = `
+	WITH l AS MATERIALIZED (
+		SELECT job_id, tenant, concurrency_key FROM turnpike.queue
+		WHERE dispatched_at IS NOT NULL AND state = 'dispatched'
+			AND @name = CASE @scope WHEN 'lane' THEN lane WHEN 'tenant' THEN tenant ELSE credential END
+		ORDER BY job_id
+		FOR UPDATE
+	),
+	back AS (
+		UPDATE turnpike.queue q SET state = 'queued', dispatched_at = NULL, published_at = NULL
+		FROM l WHERE q.job_id = l.job_id AND q.state = 'dispatched'
+		RETURNING q.job_id
+	),
+	freed AS (
+		SELECT tenant, concurrency_key FROM l
+	),
+	` + letOut + `
+	SELECT count(*) FROM back`
+
+// Pause keeps jobs of a lane, tenant or account from being selected and claimed until
+// a time, or until it is lifted when that is zero. What was dispatched and not claimed
+// goes back to the queue in the same transaction; what runs goes on. It returns how
+// many went back.
+func (db *DB) Pause(ctx context.Context, scope Scope, name string, until time.Time, by, why string) (int, error) {
+	if scope != ScopeLane && scope != ScopeTenant && scope != ScopeAccount || name == "" {
+		return 0, fmt.Errorf("pause: %w", &job.FieldError{Field: "scope", Problem: fmt.Sprintf("cannot pause %s %q", scope, name)})
+	}
+	var at *time.Time
+	if !until.IsZero() {
+		at = &until
+	}
+	subject := string(scope) + " " + name
+	back, err := together(ctx, db, "pause "+subject, pgx.RowTo[int],
+		stmt{pause, args{"scope": string(scope), "name": name, "until": at, "reason": why, "by": by}},
+		stmt{audited, args{"who": by, "what": "pause", "subject": subject, "note": why}},
+		stmt{takeBack, args{"scope": string(scope), "name": name}})
+	if err != nil {
+		return 0, err
+	}
+	return back[0], nil
+}
+
+const lift = `DELETE FROM turnpike.pauses WHERE scope = @scope AND name = @name`
+
+// A person's act, and rare: it may read the whole queue. What another pause still
+// holds is parked again at the next selection.
+const release = `
+	UPDATE turnpike.queue SET parked = NULL, wake_at = NULL
+	WHERE parked = 'pause' AND @name = CASE @scope WHEN 'lane' THEN lane WHEN 'tenant' THEN tenant ELSE credential END`
+
+// Lift ends a pause at once.
+func (db *DB) Lift(ctx context.Context, scope Scope, name, by, why string) error {
+	subject := string(scope) + " " + name
+	_, err := together(ctx, db, "lift the pause of "+subject, pgx.RowTo[int],
+		stmt{lift, args{"scope": string(scope), "name": name}},
+		stmt{audited, args{"who": by, "what": "lift", "subject": subject, "note": why}},
+		stmt{release, args{"scope": string(scope), "name": name}})
+	return err
+}
+
+const setLimit = `
+	INSERT INTO turnpike.limits (tenant, max_unfinished) VALUES (@tenant, @most)
+	ON CONFLICT (tenant) DO UPDATE SET max_unfinished = excluded.max_unfinished`
+
+const dropLimit = `DELETE FROM turnpike.limits WHERE tenant = @tenant AND @most::integer < 0`
+
+// EveryTenant is whom a limit holds that has none of its own.
+const EveryTenant = "*"
+
+// SetLimit bounds a tenant's unfinished jobs; a negative number lifts the bound.
+func (db *DB) SetLimit(ctx context.Context, tenant string, most int, by string) error {
+	set := stmt{setLimit, args{"tenant": tenant, "most": most}}
+	if most < 0 {
+		set.sql = dropLimit
+	}
+	_, err := together(ctx, db, "limit tenant "+tenant, pgx.RowTo[int], set,
+		stmt{audited, args{"who": by, "what": "limit", "subject": "tenant " + tenant, "note": fmt.Sprint(most)}})
+	return err
+}

@@ -1,0 +1,409 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"turnpike/internal/job"
+)
+
+// seenLately is how long a worker's slots count after it told of them.
+const seenLately = 30 * time.Second
+
+// Lanes are found by skipping along the ready index, one probe each, in the live
+// rows and in what workers tell.
+const load = `
+	WITH RECURSIVE ready AS (
+		(SELECT lane FROM turnpike.queue WHERE ready IS NOT NULL ORDER BY lane LIMIT 1)
+		UNION ALL
+		SELECT (SELECT q.lane FROM turnpike.queue q WHERE q.ready IS NOT NULL AND q.lane > r.lane ORDER BY q.lane LIMIT 1)
+		FROM ready r WHERE r.lane IS NOT NULL
+	),
+	live AS (
+		SELECT lane, count(*) FILTER (WHERE state = 'dispatched') AS dispatched
+		FROM turnpike.queue WHERE dispatched_at IS NOT NULL GROUP BY lane
+	),
+	served AS (
+		SELECT l.lane, sum(l.slots) AS slots, sum(l.free) AS free
+		FROM turnpike.workers w CROSS JOIN LATERAL jsonb_to_recordset(w.lanes) AS l(lane text, slots bigint, free bigint, closed text)
+		WHERE w.seen_at > now() - @lately AND NOT w.draining AND coalesce(l.closed, '') = ''
+		GROUP BY l.lane
+	)
+	SELECT lane, coalesce(s.slots, 0)::bigint, coalesce(s.free, 0)::bigint, coalesce(v.dispatched, 0),
+		EXISTS (SELECT FROM turnpike.pauses p WHERE p.scope = 'lane' AND p.name = lane AND p.until > now())
+	FROM (SELECT lane FROM ready WHERE lane IS NOT NULL UNION SELECT lane FROM live UNION SELECT lane FROM served) l
+	LEFT JOIN served s USING (lane)
+	LEFT JOIN live v USING (lane)
+	ORDER BY lane`
+
+// Load tells of every lane that has work or workers.
+func (db *DB) Load(ctx context.Context) ([]job.LaneLoad, error) {
+	return many(ctx, db, "read the lanes", stmt{load, args{"lately": seenLately}},
+		func(row pgx.CollectableRow) (l job.LaneLoad, err error) {
+			var lane string
+			if err := row.Scan(&lane, &l.Slots, &l.Free, &l.Dispatched, &l.Paused); err != nil {
+				return l, err
+			}
+			l.Lane, err = job.ParseLane(lane)
+			return l, err
+		})
+}
+
+const due = `
+	WITH d AS MATERIALIZED (
+		SELECT job_id FROM turnpike.queue
+		WHERE wake_at <= now()
+		ORDER BY wake_at
+		LIMIT @most
+		FOR NO KEY UPDATE SKIP LOCKED
+	),
+	woken AS (
+		UPDATE turnpike.queue q SET state = 'queued', parked = NULL, wake_at = NULL
+		FROM d WHERE q.job_id = d.job_id
+		RETURNING q.job_id
+	)
+	SELECT count(*) FROM woken`
+
+// Also dispatched jobs: a claim past the deadline is refused.
+const expire = `
+	WITH d AS MATERIALIZED (
+		SELECT job_id, tenant, concurrency_key, parked FROM turnpike.queue
+		WHERE deadline <= now() AND state <> 'running'
+		ORDER BY deadline
+		LIMIT @most
+		FOR UPDATE SKIP LOCKED
+	),
+	gone AS (
+		DELETE FROM turnpike.queue q USING d WHERE q.job_id = d.job_id AND q.state <> 'running'
+		RETURNING q.job_id
+	),
+	ended AS (
+		INSERT INTO turnpike.finished (job_id, state, reason, note, by)
+		SELECT job_id, 'failed', 'deadline', 'its deadline passed before it could start', 'dispatcher' FROM gone
+	),
+	freed AS (
+		SELECT tenant, concurrency_key FROM d WHERE parked IS DISTINCT FROM 'key'
+	),
+	` + letOut + `
+	SELECT count(*) FROM gone`
+
+const nextDue = `
+	SELECT least(
+		(SELECT min(wake_at) FROM turnpike.queue WHERE wake_at < 'infinity'),
+		(SELECT min(deadline) FROM turnpike.queue WHERE deadline > now()))`
+
+// Promote queues what became due, up to limit, and fails what is past its deadline.
+// It returns how many jobs it moved, and when the next one is due: zero when none
+// is, and not after now when limit cut it short. It returns job.ErrNotLeader.
+func (db *DB) Promote(ctx context.Context, epoch int64, limit int) (n int, next time.Time, err error) {
+	for _, move := range []string{due, expire} {
+		moved, err := together(ctx, db, "promote", pgx.RowTo[int], holding(epoch), stmt{move, args{"most": limit}})
+		if err != nil {
+			return n, time.Time{}, err
+		}
+		n += moved[0]
+	}
+	at, err := one(ctx, db, "promote", stmt{nextDue, nil}, pgx.RowTo[*time.Time])
+	if err != nil || at == nil {
+		return n, time.Time{}, err
+	}
+	return n, *at, nil
+}
+
+// Each tenant's first ready jobs, by skipping along the ready index; then those of the
+// tenants that have least of the lane's live jobs, so that no backlog keeps another
+// waiting. What is paused or behind a taken key is parked outside the index. A key is
+// taken while a live row has it: that row is locked first, so that whoever closes it
+// sees what was parked behind it; who is closing it at this moment cannot be locked,
+// and the job stays for the next time. Of several with a free key the first goes.
+const choose = `
+	WITH RECURSIVE tenants AS (
+		(SELECT tenant FROM turnpike.queue
+		WHERE lane = @lane AND ready IS NOT NULL
+			AND NOT EXISTS (SELECT FROM turnpike.pauses p WHERE p.scope = 'lane' AND p.name = @lane AND p.until > now())
+		ORDER BY tenant LIMIT 1)
+		UNION ALL
+		SELECT (
+			SELECT q.tenant FROM turnpike.queue q
+			WHERE q.lane = @lane AND q.ready IS NOT NULL AND q.tenant > t.tenant
+			ORDER BY q.tenant LIMIT 1)
+		FROM tenants t WHERE t.tenant IS NOT NULL
+	),
+	live AS MATERIALIZED (
+		SELECT tenant, count(*) AS n FROM turnpike.queue
+		WHERE lane = @lane AND dispatched_at IS NOT NULL
+		GROUP BY tenant
+	),
+	heads AS (
+		SELECT h.job_id, h.ready, coalesce(live.n, 0) + row_number() OVER (PARTITION BY t.tenant ORDER BY h.ready, h.job_id) AS turn
+		FROM tenants t
+		LEFT JOIN live ON live.tenant = t.tenant
+		CROSS JOIN LATERAL (
+			SELECT q.job_id, q.ready FROM turnpike.queue q
+			WHERE q.lane = @lane AND q.tenant = t.tenant AND q.ready IS NOT NULL
+			ORDER BY q.ready
+			LIMIT @window) h
+		WHERE t.tenant IS NOT NULL
+	),
+	p AS MATERIALIZED (
+		SELECT q.job_id, q.rank, q.tenant, q.concurrency_key, h.turn,
+			(SELECT max(p.until) FROM turnpike.pauses p WHERE p.until > now()
+				AND ((p.scope = 'tenant' AND p.name = q.tenant) OR (p.scope = 'account' AND p.name = q.credential))) AS paused_until,
+			coalesce(q.deadline <= now(), false) AS expired
+		FROM (SELECT job_id, turn FROM heads ORDER BY turn, ready, job_id LIMIT @window) h
+		JOIN turnpike.queue q ON q.job_id = h.job_id
+		WHERE q.ready IS NOT NULL
+		ORDER BY q.job_id
+		FOR NO KEY UPDATE OF q SKIP LOCKED
+	),
+	taken AS MATERIALIZED (
+		SELECT l.job_id, l.tenant, l.concurrency_key FROM turnpike.queue l
+		JOIN (SELECT DISTINCT tenant, concurrency_key FROM p WHERE concurrency_key IS NOT NULL) k
+			ON l.tenant = k.tenant AND l.concurrency_key = k.concurrency_key
+		WHERE l.dispatched_at IS NOT NULL AND l.concurrency_key IS NOT NULL
+	),
+	held AS MATERIALIZED (
+		SELECT l.tenant, l.concurrency_key FROM turnpike.queue l
+		WHERE l.job_id IN (SELECT job_id FROM taken) AND l.dispatched_at IS NOT NULL
+		FOR KEY SHARE SKIP LOCKED
+	),
+	verdict AS (
+		SELECT p.*, CASE
+			WHEN p.expired THEN 'stay'
+			WHEN p.paused_until IS NOT NULL THEN 'pause'
+			WHEN p.concurrency_key IS NULL THEN 'go'
+			WHEN held.tenant IS NOT NULL THEN 'key'
+			WHEN taken.tenant IS NOT NULL THEN 'stay'
+			WHEN row_number() OVER (PARTITION BY p.tenant, p.concurrency_key, p.expired, p.paused_until IS NOT NULL ORDER BY p.rank, p.job_id) = 1 THEN 'go'
+			ELSE 'behind' END AS what
+		FROM p
+		LEFT JOIN taken ON taken.tenant = p.tenant AND taken.concurrency_key = p.concurrency_key
+		LEFT JOIN held ON held.tenant = p.tenant AND held.concurrency_key = p.concurrency_key
+	),
+	placed AS (
+		SELECT v.*, row_number() OVER (PARTITION BY v.what ORDER BY v.turn, v.rank, v.job_id) AS place FROM verdict v
+	),
+	g AS MATERIALIZED (
+		SELECT job_id, tenant, concurrency_key, turn, rank, paused_until, CASE
+			WHEN what = 'go' AND place > @most THEN 'stay'
+			WHEN what = 'behind' THEN CASE WHEN EXISTS (
+				SELECT FROM placed f WHERE f.what = 'go' AND f.place <= @most AND f.tenant = placed.tenant AND f.concurrency_key = placed.concurrency_key)
+				THEN 'key' ELSE 'stay' END
+			ELSE what END AS what
+		FROM placed
+	),
+	u AS (
+		UPDATE turnpike.queue q SET
+			state = CASE g.what WHEN 'go' THEN 'dispatched'::turnpike.job_state ELSE q.state END,
+			dispatched_at = CASE g.what WHEN 'go' THEN now() END,
+			dispatch_no = q.dispatch_no + (g.what = 'go')::integer,
+			parked = CASE WHEN g.what IN ('pause', 'key') THEN g.what END,
+			wake_at = CASE g.what WHEN 'pause' THEN g.paused_until END
+		FROM g
+		WHERE q.job_id = g.job_id AND g.what <> 'stay' AND q.state = 'queued' AND q.ready IS NOT NULL
+		RETURNING q.job_id, q.dispatch_no, q.tenant, g.what, g.turn, g.rank
+	),
+	freed AS (
+		SELECT tenant, concurrency_key FROM g WHERE what = 'pause'
+	),
+	` + letOut + `
+	SELECT job_id::text, dispatch_no, tenant, what = 'go' FROM u ORDER BY turn, rank, job_id`
+
+// Select dispatches up to n jobs of a lane and returns them in the order in which
+// to publish them: after it returned, when the commit is known. It returns
+// job.ErrNotLeader.
+func (db *DB) Select(ctx context.Context, epoch int64, lane job.Lane, n int) ([]job.Selected, error) {
+	type chosen struct {
+		job.Selected
+		goes bool
+	}
+	var out []job.Selected
+	// Each round may find only what has to be parked; a backlog behind one key is
+	// parked some hundreds at a time.
+	for range 16 {
+		most := n - len(out)
+		if most <= 0 {
+			break
+		}
+		window := max(most, 128)
+		round, err := together(ctx, db, "select", func(row pgx.CollectableRow) (c chosen, err error) {
+			c.Version, c.Lane = job.MessageVersion, lane
+			err = row.Scan(&c.Job, &c.Dispatch, &c.Tenant, &c.goes)
+			return c, err
+		}, holding(epoch), stmt{choose, args{"lane": lane.String(), "window": window, "most": most}})
+		if err != nil {
+			if len(out) > 0 {
+				return out, nil // committed: to be published. The next call meets the error.
+			}
+			return nil, fmt.Errorf("lane %s: %w", lane, err)
+		}
+		parked := 0
+		for _, c := range round {
+			if c.goes {
+				out = append(out, c.Selected)
+			} else {
+				parked++
+			}
+		}
+		if parked == 0 {
+			break
+		}
+	}
+	return out, nil
+}
+
+const published = `
+	WITH l AS MATERIALIZED (
+		SELECT q.job_id
+		FROM json_to_recordset(@sent) AS d(job_id uuid, dispatch integer)
+		JOIN turnpike.queue q ON q.job_id = d.job_id
+		WHERE q.state = 'dispatched' AND q.dispatch_no = d.dispatch AND q.published_at IS NULL
+		ORDER BY q.job_id
+		FOR NO KEY UPDATE OF q SKIP LOCKED
+	)
+	UPDATE turnpike.queue q SET published_at = now()
+	FROM l WHERE q.job_id = l.job_id AND q.state = 'dispatched' AND q.published_at IS NULL`
+
+// Published records that the stream has acknowledged deliveries. It skips those that
+// were claimed or dispatched again meanwhile.
+func (db *DB) Published(ctx context.Context, sent []job.Delivery) error {
+	if len(sent) == 0 {
+		return nil
+	}
+	type one struct {
+		Job      job.ID `json:"job_id"`
+		Dispatch int    `json:"dispatch"`
+	}
+	list := make([]one, len(sent))
+	for i, d := range sent {
+		list[i] = one{d.Job, d.Dispatch}
+	}
+	encoded, err := encode(list)
+	if err != nil {
+		return fmt.Errorf("record the publication: %w", err)
+	}
+	return db.exec(ctx, "record the publication", published, args{"sent": encoded})
+}
+
+const unpublished = `
+	SELECT job_id::text, dispatch_no, tenant, lane
+	FROM turnpike.queue
+	WHERE dispatched_at IS NOT NULL AND state = 'dispatched' AND published_at IS NULL
+	ORDER BY dispatched_at, job_id
+	LIMIT @most`
+
+func toSelected(row pgx.CollectableRow) (s job.Selected, err error) {
+	var lane string
+	s.Version = job.MessageVersion
+	if err := row.Scan(&s.Job, &s.Dispatch, &s.Tenant, &lane); err != nil {
+		return s, err
+	}
+	s.Lane, err = job.ParseLane(lane)
+	return s, err
+}
+
+// Unpublished lists dispatched jobs whose publication is not on record: what a
+// dispatcher that just took over publishes again, under the same number.
+func (db *DB) Unpublished(ctx context.Context, epoch int64, limit int) ([]job.Selected, error) {
+	return together(ctx, db, "list the unpublished", toSelected, holding(epoch), stmt{unpublished, args{"most": limit}})
+}
+
+// What was paused since goes back to the queue instead: its claims are refused.
+const redispatch = `
+	WITH l AS MATERIALIZED (
+		SELECT q.job_id, q.tenant, q.concurrency_key, EXISTS (
+			SELECT FROM turnpike.pauses p WHERE p.until > now()
+			AND p.name = CASE p.scope WHEN 'lane' THEN q.lane WHEN 'tenant' THEN q.tenant ELSE q.credential END) AS paused
+		FROM turnpike.queue q
+		WHERE q.dispatched_at IS NOT NULL AND q.lane = @lane AND q.state = 'dispatched'
+			AND CASE WHEN @all THEN q.published_at IS NOT NULL ELSE coalesce(q.published_at, q.dispatched_at) < now() - @older END
+		ORDER BY q.job_id
+		LIMIT @most
+		FOR NO KEY UPDATE OF q SKIP LOCKED
+	),
+	u AS (
+		UPDATE turnpike.queue q SET
+			state = CASE WHEN l.paused THEN 'queued' ELSE 'dispatched' END::turnpike.job_state,
+			dispatched_at = CASE WHEN NOT l.paused THEN now() END,
+			dispatch_no = q.dispatch_no + (NOT l.paused)::integer,
+			published_at = NULL
+		FROM l WHERE q.job_id = l.job_id AND q.state = 'dispatched'
+		RETURNING q.job_id, q.dispatch_no, q.tenant, q.lane, l.paused, q.rank
+	),
+	freed AS (
+		SELECT tenant, concurrency_key FROM l WHERE paused
+	),
+	` + letOut + `
+	SELECT job_id::text, dispatch_no, tenant, lane FROM u WHERE NOT paused ORDER BY rank, job_id`
+
+// Redispatch gives jobs the next number that were published (or, failing that,
+// dispatched) longer than olderThan ago and that nobody claimed; with all, every
+// published one, for a stream that was created anew. It returns job.ErrNotLeader.
+func (db *DB) Redispatch(ctx context.Context, epoch int64, lane job.Lane, olderThan time.Duration, all bool, limit int) ([]job.Selected, error) {
+	return together(ctx, db, "dispatch again", toSelected, holding(epoch),
+		stmt{redispatch, args{"lane": lane.String(), "older": olderThan, "all": all, "most": limit}})
+}
+
+const unchecked = `
+	SELECT q.job_id::text, j.request::text
+	FROM turnpike.queue q JOIN turnpike.jobs j ON j.job_id = q.job_id
+	WHERE NOT q.checked
+	ORDER BY q.job_id
+	LIMIT @most`
+
+// Unchecked lists requests that were enqueued in SQL and are yet to be validated.
+func (db *DB) Unchecked(ctx context.Context, epoch int64, limit int) ([]job.Unchecked, error) {
+	return together(ctx, db, "list the unchecked", func(row pgx.CollectableRow) (u job.Unchecked, err error) {
+		var request string
+		err = row.Scan(&u.ID, &request)
+		u.Request = []byte(request)
+		return u, err
+	}, holding(epoch), stmt{unchecked, args{"most": limit}})
+}
+
+const checked = `
+	WITH d AS MATERIALIZED (
+		SELECT q.job_id, d.refused
+		FROM json_to_recordset(@verdicts) AS d(job_id uuid, refused text)
+		JOIN turnpike.queue q ON q.job_id = d.job_id
+		WHERE NOT q.checked
+		ORDER BY q.job_id
+		FOR UPDATE OF q
+	),
+	fine AS (
+		UPDATE turnpike.queue q SET checked = true FROM d WHERE q.job_id = d.job_id AND d.refused IS NULL
+	),
+	gone AS (
+		DELETE FROM turnpike.queue q USING d WHERE q.job_id = d.job_id AND d.refused IS NOT NULL
+		RETURNING q.job_id, d.refused
+	)
+	INSERT INTO turnpike.finished (job_id, state, reason, note, by)
+	SELECT job_id, 'failed', 'refused', refused, 'dispatcher' FROM gone`
+
+// Checked lets the jobs of ok be selected and ends those of refused, each with its
+// reason. It returns job.ErrNotLeader.
+func (db *DB) Checked(ctx context.Context, epoch int64, ok []job.ID, refused map[job.ID]string) error {
+	type verdict struct {
+		Job     job.ID  `json:"job_id"`
+		Refused *string `json:"refused,omitempty"`
+	}
+	list := make([]verdict, 0, len(ok)+len(refused))
+	for _, id := range ok {
+		list = append(list, verdict{Job: id})
+	}
+	for id, why := range refused {
+		list = append(list, verdict{id, &why})
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	encoded, err := encode(list)
+	if err != nil {
+		return fmt.Errorf("record the check: %w", err)
+	}
+	_, err = together(ctx, db, "record the check", pgx.RowTo[int], holding(epoch), stmt{checked, args{"verdicts": encoded}})
+	return err
+}
