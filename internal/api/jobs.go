@@ -37,13 +37,14 @@ type Control interface {
 	Retry(ctx context.Context, id job.ID, by string) (job.Accepted, error)
 }
 
-// bearer is part of every operation's input.
-type bearer struct {
+// Bearer is part of every operation's input. It is exported, as JobInput is, because
+// huma does not look into embedded structs that are not.
+type Bearer struct {
 	Authorization string `header:"Authorization" hidden:"true"`
 }
 
 type enqueueInput struct {
-	bearer
+	Bearer
 	Key         string `header:"Idempotency-Key" maxLength:"200" pattern:"^[!-~]*$" doc:"Repeating a request with its key returns the job of the first time. The key is the producer's own."`
 	ContentType string `header:"Content-Type" hidden:"true"`
 	RawBody     []byte `contentType:"application/json"`
@@ -55,15 +56,16 @@ type enqueueOutput struct {
 	Body     any
 }
 
-type jobInput struct {
-	bearer
+// JobInput names a job.
+type JobInput struct {
+	Bearer
 	ID string `path:"id" doc:"the job's id"`
 }
 
 type viewOutput struct{ Body job.View }
 
 type listInput struct {
-	bearer
+	Bearer
 	States  []string `query:"state" doc:"only jobs in these states" enum:"scheduled,queued,dispatched,running,succeeded,failed,cancelled"`
 	Tenant  string   `query:"tenant" maxLength:"128"`
 	Pool    string   `query:"pool" maxLength:"32"`
@@ -82,7 +84,7 @@ type jobsPage struct {
 type listOutput struct{ Body jobsPage }
 
 type cancelInput struct {
-	jobInput
+	JobInput
 	Body *struct {
 		Why string `json:"why,omitempty" maxLength:"500" doc:"for the record"`
 	}
@@ -94,7 +96,7 @@ type cancelOutput struct {
 }
 
 type reportInput struct {
-	bearer
+	Bearer
 	By    string    `query:"by" required:"true" enum:"tenant,agent,model,pool,name,day"`
 	Since time.Time `query:"since" doc:"only jobs created since"`
 }
@@ -112,7 +114,7 @@ func (s *Server) registerJobs(api huma.API) {
 	huma.Register(api, huma.Operation{
 		OperationID: "enqueue", Method: http.MethodPost, Path: "/v1/jobs", DefaultStatus: http.StatusCreated,
 		Summary:      "Enqueue one request, or all of an array or none",
-		MaxBodyBytes: s.maxBody, BodyReadTimeout: readTimeout,
+		MaxBodyBytes: s.maxBody, BodyReadTimeout: readTimeout, SkipValidateBody: true, // job.Decode does
 		Errors: []int{400, 401, 403, 409, 413, 415, 422, 429, 503},
 	}, s.enqueue)
 	huma.Register(api, huma.Operation{
@@ -207,7 +209,7 @@ func created(all ...job.Accepted) int {
 
 // find is the job that a caller may deal with. To a producer, another's job does not
 // exist.
-func (s *Server) find(ctx context.Context, in jobInput, roles ...Role) (caller, job.View, error) {
+func (s *Server) find(ctx context.Context, in JobInput, roles ...Role) (caller, job.View, error) {
 	who, err := s.bearers.authorize(in.Authorization, roles...)
 	if err != nil {
 		return who, job.View{}, err
@@ -223,7 +225,7 @@ func (s *Server) find(ctx context.Context, in jobInput, roles ...Role) (caller, 
 	return who, view, err
 }
 
-func (s *Server) get(ctx context.Context, in *jobInput) (*viewOutput, error) {
+func (s *Server) get(ctx context.Context, in *JobInput) (*viewOutput, error) {
 	_, view, err := s.find(ctx, *in, Producer, Operator, Reporter)
 	if err != nil {
 		return nil, s.fail(err)
@@ -261,7 +263,7 @@ func (s *Server) list(ctx context.Context, in *listInput) (*listOutput, error) {
 }
 
 func (s *Server) cancel(ctx context.Context, in *cancelInput) (*cancelOutput, error) {
-	who, view, err := s.find(ctx, in.jobInput, Producer, Operator)
+	who, view, err := s.find(ctx, in.JobInput, Producer, Operator)
 	if err != nil {
 		return nil, s.fail(err)
 	}
@@ -280,7 +282,7 @@ func (s *Server) cancel(ctx context.Context, in *cancelInput) (*cancelOutput, er
 	return out, nil
 }
 
-func (s *Server) retry(ctx context.Context, in *jobInput) (*enqueueOutput, error) {
+func (s *Server) retry(ctx context.Context, in *JobInput) (*enqueueOutput, error) {
 	who, view, err := s.find(ctx, *in, Producer, Operator)
 	if err != nil {
 		return nil, s.fail(err)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -68,6 +69,27 @@ func problem(err error) (p *huma.ErrorModel, headers http.Header, expected bool)
 		Type: ProblemType + "internal", Title: http.StatusText(http.StatusInternalServerError),
 		Status: http.StatusInternalServerError, Detail: "something went wrong here; the log says what",
 	}, headers, false
+}
+
+// typed makes huma's own refusals problems like ours: with a type, and without the body
+// in them, which may hold what belongs in no log.
+func typed(_ huma.Context, _ string, answer any) (any, error) {
+	p, ok := answer.(*huma.ErrorModel)
+	if !ok || p.Type != "" {
+		return answer, nil
+	}
+	for _, k := range kinds {
+		if k.status == p.Status {
+			p.Type = ProblemType + k.name
+			break
+		}
+	}
+	for _, d := range p.Errors {
+		if strings.HasPrefix(d.Location, "body") {
+			d.Value = nil
+		}
+	}
+	return p, nil
 }
 
 // details lists the fields that are wrong.

@@ -279,6 +279,7 @@ func config(version string) huma.Config {
 	c := huma.DefaultConfig("Turnpike", version)
 	c.DocsPath, c.SchemasPath, c.CreateHooks = "", "", nil
 	c.RejectUnknownQueryParameters = true
+	c.Transformers = []huma.Transformer{typed}
 	c.Info.Description = "A durable queue and worker pool for coding-agent turns."
 	c.Components.SecuritySchemes = map[string]*huma.SecurityScheme{"bearer": {Type: "http", Scheme: "bearer"}}
 	c.Security = []map[string][]string{{"bearer": {}}}

@@ -40,7 +40,7 @@ type Event struct {
 }
 
 type transcriptInput struct {
-	jobInput
+	JobInput
 	Attempt int    `query:"attempt" minimum:"0" doc:"only this attempt; absent, all"`
 	Follow  bool   `query:"follow" doc:"go on until the job is finished"`
 	After   uint64 `query:"after" doc:"continue after this seq"`
@@ -76,7 +76,7 @@ func (s *Server) registerTranscript(api huma.API) {
 }
 
 func (s *Server) transcript(ctx context.Context, in *transcriptInput) (*huma.StreamResponse, error) {
-	_, view, err := s.find(ctx, in.jobInput, Producer, Operator, Reporter)
+	_, view, err := s.find(ctx, in.JobInput, Producer, Operator, Reporter)
 	if err != nil {
 		return nil, s.fail(err)
 	}
