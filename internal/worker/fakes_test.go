@@ -330,8 +330,10 @@ func (r *runs) run(ctx context.Context, l worker.Launch) (*agent.Result, error) 
 	if err := l.Recorder.Creating(ctx, id); err != nil {
 		return nil, err
 	}
-	if err := l.Observer.Starting(ctx); err != nil {
-		return nil, err
+	if l.Observer.Starting != nil {
+		if err := l.Observer.Starting(ctx); err != nil {
+			return nil, err
+		}
 	}
 	id.PID, id.StartTime, id.BootID = 42, 7, "boot"
 	if err := l.Recorder.Live(ctx, id); err != nil {

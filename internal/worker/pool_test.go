@@ -205,6 +205,7 @@ func TestPool(t *testing.T) {
 		if h := r.runs.control.history(); len(h) != 0 {
 			t.Errorf("the turn was steered: %v", h)
 		}
+		synctest.Wait()
 		last := r.store.beats[len(r.store.beats)-1]
 		if last.StartedAt.IsZero() || last.Conversation != "conv" || last.CostUSD.String() != "0.50" || last.ToolCalls != 2 || last.Running != nil {
 			t.Errorf("the last beat was %+v", last)
