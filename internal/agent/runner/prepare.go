@@ -86,10 +86,36 @@ func (r *Runner) verify(req agent.Request) (*turn, error) {
 		if err != nil {
 			return nil, fmt.Errorf("what %s needs to run: %w", name, kind(err))
 		}
+		if err := r.keepsPrivate(req, runtime); err != nil {
+			return nil, err
+		}
 		c.System = append(c.System, agent.Mount{Path: bin, Access: agent.ReadOnly})
 		c.System = append(c.System, runtime...)
 	}
 	return t, nil
+}
+
+// keepsPrivate refuses an agent whose own files lie around the worker's: what it
+// needs to run would show it every other session.
+func (r *Runner) keepsPrivate(req agent.Request, runtime []agent.Mount) error {
+	for _, dir := range append(slices.Clone(r.Private), r.SessionsDir, req.SessionDir) {
+		if dir == "" {
+			continue
+		}
+		abs, err := filepath.Abs(dir)
+		if err != nil {
+			return fmt.Errorf("%w: %w", agent.ErrUnready, err)
+		}
+		if actual, err := filepath.EvalSymlinks(abs); err == nil {
+			abs = actual // one that is yet to be made has no links
+		}
+		for _, m := range runtime {
+			if agent.Inside(abs, m.Path) {
+				return fmt.Errorf("%w: the agent's files in %s lie around the worker's own in %s; install one of them elsewhere", agent.ErrUnsupported, m.Path, dir)
+			}
+		}
+	}
+	return nil
 }
 
 func (r *Runner) boundary(req agent.Request) agent.Boundary {

@@ -395,7 +395,7 @@ func TestRunCancelled(t *testing.T) {
 func TestRunFrozen(t *testing.T) {
 	t.Parallel()
 	r := newRunner(t, driver{args: []string{"hang-after"}})
-	r.Watch.Idle = soon
+	r.Watch.Idle = 5 * soon // a loaded machine takes its time to freeze
 	held := make(chan error, 1)
 	r.Observer.Started = func(c agent.Control) {
 		go func() {
@@ -404,7 +404,7 @@ func TestRunFrozen(t *testing.T) {
 					return err
 				}
 				// The clocks stand still: longer than every limit passes.
-				<-time.After(3 * soon)
+				<-time.After(8 * soon)
 				return c.Thaw()
 			}()
 		}()
@@ -414,7 +414,7 @@ func TestRunFrozen(t *testing.T) {
 	if err := <-held; err != nil {
 		t.Fatal(err)
 	}
-	if res.ErrorSubtype != agent.SubtypeIdle || time.Since(began) < 3*soon {
+	if res.ErrorSubtype != agent.SubtypeIdle || time.Since(began) < 8*soon {
 		t.Fatalf("ended after %v with %+v", time.Since(began), res)
 	}
 }
@@ -490,6 +490,11 @@ func TestRunStartsNothing(t *testing.T) {
 			change: func(_ *runner.Runner, q *agent.Request) {
 				q.SessionDir = filepath.Join(q.Workspace.Dir, "session")
 			}, want: agent.ErrNotGranted},
+		"when_the_agent_is_installed_around_the_sessions": {
+			driver: driver{runtime: filepath.Dir(filepath.Dir(file))},
+			change: func(r *runner.Runner, q *agent.Request) {
+				r.SessionsDir, q.Profile.Confine = filepath.Join(filepath.Dir(file), "sessions"), true
+			}, want: agent.ErrUnsupported},
 		"when_the_driver_cannot": {
 			driver: driver{command: errors.New("no disk")}, want: agent.ErrUnready},
 		"when_the_driver_refuses": {

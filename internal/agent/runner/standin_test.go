@@ -2,6 +2,7 @@ package runner_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -184,9 +185,11 @@ type driver struct {
 	args []string
 	// interactive leaves the stand-in's input to the conversation.
 	interactive bool
-	launched    func(agent.Launch)
-	command     error
-	supports    map[agent.Placement]agent.ToolSupport
+	// runtime is what it needs to run; empty is the directory of its executable.
+	runtime  string
+	launched func(agent.Launch)
+	command  error
+	supports map[agent.Placement]agent.ToolSupport
 }
 
 func (d driver) Descriptor() agent.Backend {
@@ -194,7 +197,7 @@ func (d driver) Descriptor() agent.Backend {
 }
 
 func (d driver) Runtime(bin string) ([]agent.Mount, error) {
-	return []agent.Mount{{Path: filepath.Dir(bin), Access: agent.ReadOnly}}, nil
+	return []agent.Mount{{Path: cmp.Or(d.runtime, filepath.Dir(bin)), Access: agent.ReadOnly}}, nil
 }
 
 func (d driver) Command(l agent.Launch) (*agent.Command, error) {
