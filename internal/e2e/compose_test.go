@@ -25,6 +25,7 @@ type composition struct {
 	tool    []string // docker compose, or docker-compose
 	args    []string
 	env     []string
+	client  []string // what a producer's environment has
 }
 
 // TestCompose builds the images and starts the whole system the way a user does, with
@@ -39,7 +40,10 @@ func TestCompose(t *testing.T) {
 		return len(c.healthy("worker")) == 3 && len(c.healthy("dispatcher")) == 1 && len(c.healthy("postgres")) == 1
 	})
 
-	// One turn at a time would fit one worker: more than the slots of two need three.
+	server := strings.TrimSpace(c.run(nil, "port", "dispatcher", "8420"))
+	c.client = append(c.client, "TURNPIKE_SERVER=http://"+server)
+
+	// More than the slots of two workers.
 	const jobs = 6
 	batch := make([]json.RawMessage, jobs)
 	for i := range batch {
@@ -49,14 +53,14 @@ func TestCompose(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ids := strings.Fields(c.run(body, "exec", "-T", "dispatcher", "dispatcher", "enqueue", "-f", "-", "-o", "name"))
+	ids := strings.Fields(c.produce(body, "enqueue", "-f", "-", "-o", "name"))
 	if len(ids) != jobs {
 		t.Fatalf("enqueued %d jobs, want %d: %v", len(ids), jobs, ids)
 	}
 	for _, id := range ids {
 		c.eventually("job "+id+" ends", func() bool {
 			var v job.View
-			out := c.run(nil, "exec", "-T", "dispatcher", "dispatcher", "get", id, "-o", "json")
+			out := c.produce(nil, "get", id, "-o", "json")
 			if err := json.Unmarshal([]byte(out), &v); err != nil {
 				t.Fatalf("get %s: %v\n%s", id, err, out)
 			}
@@ -101,6 +105,15 @@ func compose(t *testing.T) *composition {
 	c.env = append(os.Environ(), "TURNPIKE_TAG="+c.project, "TURNPIKE_PORT=0", "COMPOSE_PROJECT_NAME="+c.project)
 	if out, err := c.command("scripts/compose-env.sh", env).CombinedOutput(); err != nil {
 		t.Fatalf("compose-env.sh: %v\n%s", err, out)
+	}
+	settings, err := os.ReadFile(env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(settings)) {
+		if strings.HasPrefix(line, "TURNPIKE_TOKEN=") {
+			c.client = append(c.client, strings.TrimSpace(line))
+		}
 	}
 	provider := filepath.Join(dir, "provider")
 	build := c.command("go", "build", "-o", provider, "./internal/agent/agenttest/provider")
@@ -175,13 +188,24 @@ func (c *composition) command(name string, args ...string) *exec.Cmd {
 // run runs a compose command and returns what it wrote to stdout.
 func (c *composition) run(stdin []byte, args ...string) string {
 	c.t.Helper()
-	all := slices.Concat(c.tool[1:], c.args, args)
-	cmd := c.command(c.tool[0], all...)
+	return c.output(c.command(c.tool[0], slices.Concat(c.tool[1:], c.args, args)...), stdin)
+}
+
+// produce runs a producer's command on this machine.
+func (c *composition) produce(stdin []byte, args ...string) string {
+	c.t.Helper()
+	cmd := c.command(filepath.Join(c.root, "bin", "dispatcher"), args...)
+	cmd.Env = append(slices.Clone(c.env), c.client...)
+	return c.output(cmd, stdin)
+}
+
+func (c *composition) output(cmd *exec.Cmd, stdin []byte) string {
+	c.t.Helper()
 	cmd.Stdin = bytes.NewReader(stdin)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
-		c.t.Fatalf("%s %v: %v\n%s%s", c.tool[0], args, err, &out, &errs)
+		c.t.Fatalf("%v: %v\n%s%s", cmd.Args, err, &out, &errs)
 	}
 	return out.String()
 }
