@@ -78,7 +78,8 @@ type Control interface {
 // Observer follows one turn. Its methods are called in order, never two at once,
 // and must return at once. A nil field is not called.
 type Observer struct {
-	// Starting is called just before the agent is executed. An error stops it.
+	// Starting is called just before the agent is executed. An error stops it. It
+	// may take as long as it takes to have the start on record.
 	Starting func(ctx context.Context) error
 	// Started is called once the agent runs.
 	Started func(c Control)

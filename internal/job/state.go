@@ -38,7 +38,7 @@ const (
 	EndTimeout    Ending = "timeout"    // profile, first-event or idle limit
 	EndCancelled  Ending = "cancelled"  // by a person
 	EndDrained    Ending = "drained"    // the worker was told to stop
-	EndLost       Ending = "lost"       // the lease lapsed: written by the reaper only
+	EndLost       Ending = "lost"       // its worker died: written by the reaper, or by the worker's successor
 	EndFenced     Ending = "fenced"     // the worker found its lease gone and stopped the turn
 )
 

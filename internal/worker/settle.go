@@ -14,8 +14,9 @@ import (
 	"turnpike/internal/job"
 )
 
-// Reports records what attempts left, idempotently, by the lease's token. Any
-// error means that nothing is known: the same reports are settled again.
+// Reports records what attempts left, idempotently, by the lease's token. An error
+// means that nothing is known and the same reports are settled again, but for
+// job.ErrInvalid: one of them can never be recorded.
 type Reports interface {
 	Settle(ctx context.Context, reports []job.Report) ([]job.Settled, error)
 }
@@ -242,6 +243,12 @@ func (s *Settler) settle(ctx context.Context, batch []*unsettled) {
 		for _, u := range sent {
 			s.settle(ctx, []*unsettled{u})
 		}
+		return
+	}
+	if errors.Is(err, job.ErrInvalid) && len(sent) == 1 {
+		u := sent[0]
+		s.Log.Error("Postgres refuses a report for what it says; it is set aside", "job", u.key.Job, "attempt", u.key.Attempt, "file", u.key.file(), "error", err)
+		s.done(u, job.Settled{Job: u.key.Job, Attempt: u.key.Attempt, How: job.SettledNever}, s.spool.reject(u.key.file()))
 		return
 	}
 	answered := make(map[attemptKey]job.Settled, len(answers))

@@ -86,6 +86,23 @@ func TestSettler(t *testing.T) {
 			t.Errorf("rejected %v, %d left", files, b.Count())
 		}
 	})
+	inBubble("sets aside what Postgres will never take", func(t *testing.T, b *bench) {
+		b.store.set(func() {
+			b.store.refuse = func(r job.Report) error {
+				if r.ResultText == "1" {
+					return &job.FieldError{Field: "ending", Problem: "is none"}
+				}
+				return nil
+			}
+		})
+		must(t, b.Put(reportOf(1)))
+		must(t, b.Put(reportOf(2)))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if files := b.rig.files(t, "rejected"); len(files) != 1 || b.Count() != 0 || len(b.store.settled) != 1 {
+			t.Errorf("rejected %v, %d left, %d settled", files, b.Count(), len(b.store.settled))
+		}
+	})
 	inBubble("replays, and sets aside what cannot be read", func(t *testing.T, b *bench) {
 		dir := filepath.Join(b.state.Path(), "spool")
 		good, err := json.Marshal(reportOf(1))
