@@ -8,9 +8,9 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 INFO    := turnpike/internal/buildinfo
 LDFLAGS  = -s -w -X $(INFO).Version=$(VERSION) -X $(INFO).Commit=$(COMMIT)
 
-# Suites that need more than the Go toolchain: the engine (Postgres and NATS in containers), the agent CLIs, or the
-# kernel's help. `make test` runs them with all the others, `make test-unit` leaves them out.
-REAL := testenv store agent/confine agent/runner agent/driver/claude agent/agenttest e2e
+# Suites that need more than the Go toolchain: the engine (Postgres and NATS in containers), Postgres binaries, the agent
+# CLIs, or the right to make namespaces. `make test` runs them with all the others, `make test-unit` leaves them out.
+REAL := testenv store devpg agent/confine agent/runner agent/driver/claude agent/agenttest e2e
 
 .PHONY: help
 help: ## Print this
