@@ -178,7 +178,7 @@ func (c *client) list(ctx context.Context, f job.Filter) ([]job.Summary, error) 
 	for _, s := range f.States {
 		q.Add("state", string(s))
 	}
-	for k, v := range map[string]string{"tenant": f.Tenant, "pool": f.Pool, "name": f.Name, "work_key": f.WorkKey, "before": string(f.Before)} {
+	for k, v := range map[string]string{"tenant": f.Tenant, "pool": f.Pool, "name": f.Name, "work": f.WorkKey, "before": string(f.Before)} {
 		if v != "" {
 			q.Set(k, v)
 		}

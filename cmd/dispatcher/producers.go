@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"turnpike/cmd/internal/cli"
+	"turnpike/internal/api"
 	"turnpike/internal/job"
 )
 
@@ -122,20 +121,15 @@ func (c *client) enqueue(ctx context.Context, body []byte, header http.Header) (
 	if err := c.do(ctx, http.MethodPost, "v1/jobs", nil, body, header, &raw); err != nil {
 		return nil, err
 	}
-	var many struct {
-		Jobs []job.Accepted `json:"jobs"`
+	accepted := make([]job.Accepted, 1)
+	var into any = &accepted[0]
+	if strings.HasPrefix(string(raw), "[") {
+		into = &accepted
 	}
-	if err := json.Unmarshal(raw, &many); err != nil {
+	if err := json.Unmarshal(raw, into); err != nil {
 		return nil, fmt.Errorf("read the answer: %w", err)
 	}
-	if many.Jobs != nil {
-		return many.Jobs, nil
-	}
-	var one job.Accepted
-	if err := json.Unmarshal(raw, &one); err != nil {
-		return nil, fmt.Errorf("read the answer: %w", err)
-	}
-	return []job.Accepted{one}, nil
+	return accepted, nil
 }
 
 func getCommand() *cobra.Command {
@@ -349,11 +343,12 @@ func cancelCommand() *cobra.Command {
 		Short: "Cancel jobs; a running turn is stopped by its worker",
 		Long: `Cancel puts a durable mark on each job. One that does not run ends at once; one
 that runs is stopped by its worker, which keeps what the turn did and cost. A
-turn that ended by itself first keeps its result, and the command says so.`,
+turn that ended by itself first keeps its result, and the command says so. Who
+cancelled is on record by the name of the token.`,
 		Args:              cli.Args(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: completeJobs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			body, err := json.Marshal(map[string]string{"by": flag(cmd, "by"), "why": flag(cmd, "why")})
+			body, err := json.Marshal(map[string]string{"why": flag(cmd, "why")})
 			if err != nil {
 				return err
 			}
@@ -370,7 +365,6 @@ turn that ended by itself first keeps its result, and the command says so.`,
 			})
 		},
 	}
-	cmd.Flags().String("by", os.Getenv("USER"), "who cancels, for the record")
 	cmd.Flags().String("why", "", "why, for the record")
 	clientFlags(cmd)
 	return cmd
@@ -433,8 +427,8 @@ func logsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "logs JOB",
 		Short: "Print what the agent of a job printed",
-		Long: `Logs prints the transcript of a job's last attempt as it was streamed, one JSON
-event a line; -f follows it until the job ends. The stream is kept for a limited
+		Long: `Logs prints the transcript of a job's attempts as it was streamed, summed up for
+reading; -f follows it until the job ends. The stream is kept for a limited
 time; the worker's session directory has the whole transcript.`,
 		Args:              cli.Args(cobra.ExactArgs(1)),
 		ValidArgsFunction: completeJobs,
@@ -450,12 +444,12 @@ time; the worker's session directory has the whole transcript.`,
 			if on(cmd, "follow") {
 				return follow(cmd, c, id)
 			}
-			return transcript(cmd.Context(), c, id, attemptFlag(cmd), false, printLine(cmd.OutOrStdout(), on(cmd, "raw")))
+			return transcript(cmd.Context(), c, id, attemptFlag(cmd), false, printEvent(cmd.OutOrStdout(), on(cmd, "raw")))
 		},
 	}
 	cmd.Flags().BoolP("follow", "f", false, "go on until the job ends, then end as it did")
 	cmd.Flags().Bool("raw", false, "print the agent's own events instead of a summary of each")
-	cmd.Flags().Int("attempt", 0, "which attempt; 0 is the last")
+	cmd.Flags().Int("attempt", 0, "only this attempt; 0 is all")
 	clientFlags(cmd)
 	return cmd
 }
@@ -464,7 +458,7 @@ time; the worker's session directory has the whole transcript.`,
 // as the job ends.
 func follow(cmd *cobra.Command, c *client, id job.ID) error {
 	raw := cmd.Flags().Lookup("raw") != nil && on(cmd, "raw")
-	if err := transcript(cmd.Context(), c, id, attemptFlag(cmd), true, printLine(cmd.OutOrStdout(), raw)); err != nil {
+	if err := transcript(cmd.Context(), c, id, attemptFlag(cmd), true, printEvent(cmd.OutOrStdout(), raw)); err != nil {
 		return err
 	}
 	v, err := c.job(cmd.Context(), id)
@@ -478,7 +472,7 @@ func follow(cmd *cobra.Command, c *client, id job.ID) error {
 	return ended(v)
 }
 
-func transcript(ctx context.Context, c *client, id job.ID, attempt int, follow bool, line func([]byte) error) error {
+func transcript(ctx context.Context, c *client, id job.ID, attempt int, follow bool, show func(api.Event) error) error {
 	q := url.Values{}
 	if follow {
 		q.Set("follow", "true")
@@ -491,21 +485,18 @@ func transcript(ctx context.Context, c *client, id job.ID, attempt int, follow b
 		return err
 	}
 	defer res.Body.Close()
-	r := bufio.NewReaderSize(res.Body, 64<<10)
-	for {
-		b, err := r.ReadBytes('\n')
-		if len(b) > 0 {
-			if err := line(b); err != nil {
-				return err
-			}
-		}
-		switch {
+	for d := json.NewDecoder(res.Body); ; {
+		var e api.Event
+		switch err := d.Decode(&e); {
 		case errors.Is(err, io.EOF):
 			return nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case err != nil:
 			return fmt.Errorf("the transcript was cut off: %w", errors.Join(job.ErrUnavailable, err))
+		}
+		if err := show(e); err != nil {
+			return err
 		}
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"turnpike/cmd/internal/cli"
+	"turnpike/internal/api"
+	"turnpike/internal/job"
 )
 
 // event is what the agents' events have in common enough to sum them up in a
@@ -34,14 +36,30 @@ type block struct {
 // maxShown bounds what one block shows of itself.
 const maxShown = 160
 
-// printLine prints an agent's event as it is, or summed up for a person.
-func printLine(w io.Writer, raw bool) func([]byte) error {
-	return func(line []byte) error {
-		if raw {
-			_, err := w.Write(line)
+// printEvent prints a transcript: the agent's own lines as they are, or summed up
+// for a person.
+func printEvent(w io.Writer, raw bool) func(api.Event) error {
+	attempt := 0
+	return func(e api.Event) error {
+		var lines []string
+		switch {
+		case e.End == "error":
+			return fmt.Errorf("the transcript was cut off: %w", job.ErrUnavailable)
+		case e.End != "" || raw && e.Line == "":
+			return nil
+		case raw:
+			_, err := fmt.Fprintln(w, e.Line)
 			return err
+		case e.Dropped > 0:
+			lines = []string{fmt.Sprintf("... %d lines were not streamed; the worker's session directory has them", e.Dropped)}
+		default:
+			lines = sumUp([]byte(e.Line))
 		}
-		for _, s := range sumUp(line) {
+		if e.Attempt > 1 && e.Attempt != attempt {
+			lines = append([]string{fmt.Sprintf("--- attempt %d", e.Attempt)}, lines...)
+		}
+		attempt = e.Attempt
+		for _, s := range lines {
 			if _, err := fmt.Fprintln(w, cli.OneLine(s)); err != nil {
 				return err
 			}

@@ -67,7 +67,10 @@ type Recovery struct {
 	Put func(job.Report) error
 	// Reported says whether the spool has the attempt's report; nil: it has none.
 	Reported func(job.ID, int) bool
-	Log      *slog.Logger
+	// Clean removes the workspaces of earlier attempts. It is called once nothing
+	// is left that could still write to one; nil removes nothing.
+	Clean func() error
+	Log   *slog.Logger
 }
 
 // Run handles every mark. What could not be ended keeps its mark and is told in
@@ -80,7 +83,10 @@ func (r *Recovery) Run(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("recover attempt %s: %w", m.key(), err))
 		}
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil || r.Clean == nil {
+		return err
+	}
+	return r.Clean()
 }
 
 func (r *Recovery) one(ctx context.Context, m *mark) error {

@@ -89,6 +89,12 @@ func (s *StateDir) Sessions() string { return filepath.Join(s.path, "sessions") 
 // Work is where workspaces are made.
 func (s *StateDir) Work() string { return filepath.Join(s.path, "work") }
 
+// Private lists the directories no turn may be granted: everything but the
+// workspaces.
+func (s *StateDir) Private() []string {
+	return []string{s.marks(), s.spool(), s.rejected(), s.Sessions()}
+}
+
 func (s *StateDir) marks() string    { return filepath.Join(s.path, "marks") }
 func (s *StateDir) spool() string    { return filepath.Join(s.path, "spool") }
 func (s *StateDir) rejected() string { return filepath.Join(s.path, "rejected") }

@@ -65,6 +65,8 @@ type Turns struct {
 	Run        Runner
 	// End ends what a turn left running although it is over.
 	End EndFunc
+	// Clean removes the workspaces an earlier worker left; see Recovery.
+	Clean func() error
 	// Environ is the worker's environment, as NAME=value pairs.
 	Environ []string
 	// Floor is how much of the disk stays free: below it no turn is begun. Default 256 MiB.

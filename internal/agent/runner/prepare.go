@@ -65,7 +65,11 @@ func (p *pipe) close() {
 
 // verify decides whether the turn may be run. It writes and starts nothing.
 func (r *Runner) verify(req agent.Request) (*turn, error) {
-	verified, err := r.boundary(req).Verify(req)
+	judge := r.boundary(req)
+	if r.Judge != nil {
+		judge = r.Judge(judge)
+	}
+	verified, err := judge.Verify(req)
 	if err != nil {
 		return nil, err
 	}

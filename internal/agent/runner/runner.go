@@ -64,6 +64,9 @@ type Runner struct {
 	// Network and Limits are the pool's.
 	Network agent.Network
 	Limits  agent.Limits
+	// Judge, when set, wraps the boundary of each turn, so that the worker's owner
+	// may refuse what its verdict would grant.
+	Judge func(agent.Boundary) agent.Boundary
 	// Private are the worker's own directories, which no mount may reach.
 	Private []string
 	// Environ is the host environment; nil is os.Environ.

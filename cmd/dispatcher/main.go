@@ -1,0 +1,65 @@
+// Command dispatcher accepts jobs, selects what may run, publishes it to workers
+// and keeps the record; and it is the command line of producers and operators.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"turnpike/cmd/internal/cli"
+)
+
+func main() { os.Exit(cli.Main(root())) }
+
+func root() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "dispatcher",
+		Short: "The queue of Turnpike: accept, select, publish, record",
+		Long: `Dispatcher is the queue of Turnpike. "dev" runs a whole installation on this
+machine; "serve" is one dispatcher of an installation; the other commands are for
+those who enqueue jobs and look after them.
+
+Every setting is a flag, a variable (TURNPIKE_NATS_URL for --nats-url) or a line
+of the file --config names, in this order. Secrets have no flag.
+
+Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 refused, 5 unavailable.`,
+		Args: cobra.ArbitraryArgs,
+		RunE: cli.Group,
+	}
+	cmd.AddGroup(
+		&cobra.Group{ID: "jobs", Title: "Jobs:"},
+		&cobra.Group{ID: "running", Title: "Running it:"},
+	)
+	for _, c := range []*cobra.Command{enqueueCommand(), getCommand(), listCommand(), logsCommand(), cancelCommand(), retryCommand(), reportCommand()} {
+		c.GroupID = "jobs"
+		cmd.AddCommand(c)
+	}
+	for _, c := range []*cobra.Command{devCommand(), serveCommand(), migrateCommand(), healthCommand()} {
+		c.GroupID = "running"
+		cmd.AddCommand(c)
+	}
+	return cmd
+}
+
+func healthCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "health",
+		Short: "Ask the dispatcher on this machine whether it is ready",
+		Args:  cli.Args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := cli.LoadSettings(cmd)
+			if err != nil {
+				return err
+			}
+			if err := cli.AskHealth(cmd.Context(), s.String("listen"), "/readyz"); err != nil {
+				return err
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), "ok")
+			return nil
+		},
+	}
+	cmd.Flags().String("listen", defaultServer, "where the dispatcher answers")
+	return cmd
+}

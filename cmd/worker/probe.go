@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"turnpike/cmd/internal/cli"
+	"turnpike/internal/agent"
+	"turnpike/internal/agent/confine"
+)
+
+// probed is what a machine can run.
+type probed struct {
+	Placements []placementProbe `json:"placements"`
+	Agents     []agentProbe     `json:"agents"`
+	Confine    confine.Report   `json:"confinement"`
+	Tools      []toolProbe      `json:"tools"`
+}
+
+type placementProbe struct {
+	Placement string `json:"placement"`
+	OK        bool   `json:"ok"`
+	// How says what enforces it here, or why not and what would.
+	How string `json:"how"`
+}
+
+type agentProbe struct {
+	Agent   string `json:"agent"`
+	OK      bool   `json:"ok"`
+	Version string `json:"version,omitempty"`
+	Path    string `json:"path,omitempty"`
+	Note    string `json:"note,omitempty"`
+}
+
+type toolProbe struct {
+	Tool string `json:"tool"`
+	OK   bool   `json:"ok"`
+	Note string `json:"note"`
+}
+
+func probeCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "probe",
+		Short: "Tell which placements and agents this machine can run, and why not",
+		Long: `Probe tries out what this machine can enforce and which agents it has. It starts
+no agent's turn and changes nothing.`,
+		Args: cli.Args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := cli.LoadSettings(cmd)
+			if err != nil {
+				return err
+			}
+			bins, err := binaries(s.Strings("bin"))
+			if err != nil {
+				return err
+			}
+			p := probe(cmd.Context(), confineOptions(s, nil), bins)
+			return cli.Print(cmd, p, p.table, p.names)
+		},
+	}
+	turnFlags(cmd)
+	cli.OutputFlag(cmd)
+	return cmd
+}
+
+func probe(ctx context.Context, o confine.Options, bins map[string]string) probed {
+	p := probed{Confine: confine.Platform(o).Probe(ctx)}
+	for _, pl := range agent.Placements() {
+		p.Placements = append(p.Placements, probePlacement(pl, p.Confine))
+	}
+	all := drivers()
+	for _, name := range agent.Agents() {
+		p.Agents = append(p.Agents, probeAgent(ctx, name, all[name], bins[name]))
+	}
+	p.Tools = append(p.Tools, probeGit())
+	return p
+}
+
+func probePlacement(pl agent.Placement, report confine.Report) placementProbe {
+	out := placementProbe{Placement: pl.String()}
+	switch {
+	case pl == agent.Placement{Sandbox: agent.SandboxNone}:
+		out.OK, out.How = true, "nothing holds the turn but its agent's own list of tools"
+	case pl == agent.Placement{Sandbox: agent.SandboxNone, Confine: true}:
+		out.OK = report.Mode != confine.None
+		switch report.Mode {
+		case confine.Full:
+			out.How = "namespaces, pinned mounts, Landlock, seccomp, no capabilities"
+		case confine.LandlockOnly:
+			out.How = "Landlock and seccomp only: " + report.Reason
+		default:
+			out.How = report.Reason
+		}
+	case pl == agent.Placement{Sandbox: agent.SandboxClaude, Confine: true}:
+		out.How = "refused on Linux: Claude Code's own sandbox needs mounts that confinement forbids; none-confined holds more"
+	default:
+		out.How = "not in this release"
+	}
+	return out
+}
+
+func probeAgent(ctx context.Context, name string, d agent.Driver, bin string) agentProbe {
+	out := agentProbe{Agent: name, Path: bin}
+	switch {
+	case d == nil:
+		out.Note = "not in this release"
+		return out
+	case bin == "":
+		out.Note = fmt.Sprintf("no executable %q on the PATH; `make agents` installs the pinned one, or give --bin %s=PATH", name, name)
+		return out
+	}
+	v, err := agentVersion(ctx, bin)
+	if err != nil {
+		out.Note = "it does not run: " + err.Error()
+		return out
+	}
+	out.OK, out.Version = true, v
+	return out
+}
+
+func probeGit() toolProbe {
+	t := toolProbe{Tool: "git", Note: "git workspaces are refused without it"}
+	path, err := exec.LookPath("git")
+	if err != nil {
+		return t
+	}
+	t.OK, t.Note = true, path
+	return t
+}
+
+func (p probed) table() cli.Table {
+	t := cli.Table{Header: []string{"WHAT", "", "HOW"}}
+	for _, pl := range p.Placements {
+		t.Rows = append(t.Rows, []string{"placement " + pl.Placement, verdict(pl.OK), pl.How})
+	}
+	for _, a := range p.Agents {
+		t.Rows = append(t.Rows, []string{"agent " + a.Agent, verdict(a.OK), strings.TrimSpace(strings.Join([]string{a.Version, a.Path, a.Note}, "  "))})
+	}
+	for _, f := range p.Confine.Facts {
+		t.Rows = append(t.Rows, []string{"confinement " + f.Name, verdict(f.OK), f.Detail})
+	}
+	for _, x := range p.Tools {
+		t.Rows = append(t.Rows, []string{"tool " + x.Tool, verdict(x.OK), x.Note})
+	}
+	return t
+}
+
+// names are the placements that can be served.
+func (p probed) names() []string {
+	var out []string
+	for _, pl := range p.Placements {
+		if pl.OK {
+			out = append(out, pl.Placement)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func verdict(ok bool) string {
+	if ok {
+		return "yes"
+	}
+	return "no"
+}

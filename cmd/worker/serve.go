@@ -1,0 +1,276 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/cobra"
+
+	"turnpike/cmd/internal/cli"
+	"turnpike/internal/agent"
+	"turnpike/internal/buildinfo"
+	"turnpike/internal/job"
+	"turnpike/internal/queue"
+	"turnpike/internal/store"
+	"turnpike/internal/worker"
+)
+
+// defaultListen is where health and metrics are told.
+const defaultListen = "127.0.0.1:8421"
+
+func serveCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve a pool: pull jobs, run turns, record what they did and cost",
+		Long: `Serve pulls jobs from the lanes that --slots names, as many at a time as each has
+slots, and runs them. SIGTERM drains: nothing new is pulled, turns may go on for
+--drain, then they are stopped and given back or failed by their policy.
+
+Settings that are secrets come from the environment or the settings file:
+TURNPIKE_DATABASE_URL (or --database-url-file) and TURNPIKE_NATS_URL, with
+TURNPIKE_NATS_USER and TURNPIKE_NATS_PASSWORD where the URL has none.`,
+		Example: `  worker serve --slots none-confined=2 --ceiling /etc/turnpike/ceiling.yaml`,
+		Args:    cli.Args(cobra.NoArgs),
+		RunE:    serve,
+	}
+	turnFlags(cmd)
+	f := cmd.Flags()
+	f.String("pool", job.DefaultPool, "the pool served")
+	f.StringSlice("slots", nil, "turns at a time, as PLACEMENT=N; repeat it for more lanes (required)")
+	f.String("database-url-file", "", "file with the database's URL")
+	f.String("nats-user", "", "NATS user")
+	f.String("nats-password-file", "", "file with the NATS password")
+	f.String("listen", defaultListen, "where /healthz, /readyz and /metrics answer; empty is nowhere")
+	f.Duration("lease", time.Minute, "length of a lease; the dispatcher's must be the same")
+	f.Duration("beat", 10*time.Second, "time between beats")
+	f.Duration("drain", time.Minute, "how long turns may go on after SIGTERM")
+	f.Duration("grace", 10*time.Second, "time between asking an agent to end and ending it")
+	f.Duration("keep-sessions", 7*24*time.Hour, "how long session directories are kept")
+	f.Int64("keep-sessions-mib", 5<<10, "how much session directories may take before the oldest go, in MiB")
+	return cmd
+}
+
+func serve(cmd *cobra.Command, _ []string) error {
+	s, err := cli.LoadSettings(cmd, "database-url", "nats-url", "nats-password")
+	if err != nil {
+		return err
+	}
+	slots, err := parseSlots(s.Strings("slots"), s.String("pool"))
+	if err != nil {
+		return err
+	}
+	b, err := setUp(cmd, s)
+	if err != nil {
+		return err
+	}
+	defer b.state.Close()
+	b.turns.Grace = s.Duration("grace")
+
+	db, err := openStore(cmd.Context(), s, b.turns.Worker)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	nc, err := openQueue(s, b)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+
+	pool := &worker.Pool{
+		Turns:          b.turns,
+		Store:          db,
+		Cancels:        nc,
+		Results:        results{nc},
+		OpenTranscript: func(id job.ID, attempt int) worker.Transcript { return nc.OpenTranscript(id, attempt) },
+		Retention:      worker.Retention{SessionAge: s.Duration("keep-sessions"), SessionBytes: s.Int64("keep-sessions-mib") << 20},
+		Version:        buildinfo.String(),
+		BeatEvery:      s.Duration("beat"),
+		Drain:          s.Duration("drain"),
+		Log:            b.log,
+	}
+	for lane, n := range slots {
+		pool.Lanes = append(pool.Lanes, worker.LaneConfig{Lane: lane, Slots: n, Deliveries: deliveries{nc.Puller(lane, 20*time.Second)}})
+	}
+	stop, err := answer(s.String("listen"), pool, db)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	b.log.Info("settings", "worker", b.turns.Worker, "version", buildinfo.String(), "pool", s.String("pool"), "slots", s.Strings("slots"),
+		"ceiling", b.ceiling.Hash(), "state", b.state.Path(), "lease", s.Duration("lease").String(), "beat", s.Duration("beat").String(), "versions", b.turns.Versions)
+	return pool.Run(cmd.Context())
+}
+
+func parseSlots(set []string, pool string) (map[job.Lane]int, error) {
+	if len(set) == 0 {
+		return nil, cli.Usagef("give the lanes: --slots PLACEMENT=N, such as --slots none-confined=2; `worker probe` says what this machine can enforce")
+	}
+	slots := map[job.Lane]int{}
+	for _, one := range set {
+		placement, count, ok := strings.Cut(one, "=")
+		n, err := strconv.Atoi(count)
+		if !ok || err != nil || n < 1 || n > 1000 {
+			return nil, cli.Usagef("slots %q: want PLACEMENT=N with N from 1 to 1000", one)
+		}
+		lane, err := job.ParseLane(placement + "/" + pool)
+		if err != nil {
+			return nil, err
+		}
+		p, err := agent.ParsePlacement(placement)
+		if err != nil {
+			return nil, err
+		}
+		if p.Sandbox != agent.SandboxNone {
+			return nil, fmt.Errorf("slots %q: this release runs turns of placements none and none-confined only: %w", one, agent.ErrUnsupported)
+		}
+		slots[lane] = n
+	}
+	return slots, nil
+}
+
+func openStore(ctx context.Context, s *cli.Settings, name string) (*store.DB, error) {
+	dsn, err := s.Secret("database-url")
+	if err != nil {
+		return nil, err
+	}
+	if dsn == "" {
+		return nil, cli.Usagef("no database: set TURNPIKE_DATABASE_URL, or --database-url-file")
+	}
+	return store.Open(ctx, store.Config{DSN: dsn, App: name, LeaseLength: s.Duration("lease")})
+}
+
+func openQueue(s *cli.Settings, b *bench) (*queue.Conn, error) {
+	password, err := s.Secret("nats-password")
+	if err != nil {
+		return nil, err
+	}
+	if s.String("nats-url") == "" {
+		return nil, cli.Usagef("no NATS: set TURNPIKE_NATS_URL, such as nats://127.0.0.1:4222")
+	}
+	return queue.Connect(queue.Config{
+		URL: s.String("nats-url"), User: s.String("nats-user"), Password: password,
+		Name: b.turns.Worker, Role: queue.Worker, Log: b.log,
+	})
+}
+
+// deliveries shows the worker a puller's messages as its own.
+type deliveries struct{ *queue.Puller }
+
+func (d deliveries) Fetch(ctx context.Context, n int) ([]worker.Message, error) {
+	msgs, err := d.Puller.Fetch(ctx, n)
+	out := make([]worker.Message, len(msgs))
+	for i, m := range msgs {
+		out[i] = worker.Message{Delivery: m.Delivery, Answer: m}
+	}
+	return out, err
+}
+
+// results is the stream for reports that cannot reach Postgres.
+type results struct{ *queue.Conn }
+
+func (r results) PublishReport(ctx context.Context, rep job.Report) error {
+	return r.PublishResult(ctx, rep)
+}
+
+// answer tells health and metrics until stop is called.
+func answer(addr string, pool *worker.Pool, db *store.DB) (stop func(), err error) {
+	if addr == "" {
+		return func() {}, nil
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, cli.Usagef("listen: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) { ready(w, r, pool, db) })
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics(pool), promhttp.HandlerOpts{}))
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = srv.Serve(l) // ends with ErrServerClosed
+	}()
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		if srv.Shutdown(ctx) != nil {
+			srv.Close()
+		}
+		<-done
+	}, nil
+}
+
+// ready says whether jobs are being taken: the database answers, and a lane is open.
+func ready(w http.ResponseWriter, r *http.Request, pool *worker.Pool, db *store.DB) {
+	ctx, cancel := context.WithTimeout(r.Context(), 3*time.Second)
+	defer cancel()
+	status := pool.Status()
+	var problems []error
+	if err := db.Ping(ctx); err != nil {
+		problems = append(problems, errors.New("the database does not answer"))
+	}
+	if status.Draining {
+		problems = append(problems, errors.New("draining"))
+	}
+	open := 0
+	for _, l := range status.Lanes {
+		if l.Closed == "" {
+			open++
+		} else {
+			problems = append(problems, fmt.Errorf("lane %s: %s", l.Lane, l.Closed))
+		}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if open == 0 || len(problems) > 0 && open < len(status.Lanes) || status.Draining || ctx.Err() != nil {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	text := []string{}
+	for _, p := range problems {
+		text = append(text, p.Error())
+	}
+	_ = json.NewEncoder(w).Encode(map[string]any{"worker": status.ID, "lanes_open": open, "problems": text}) // the client may be gone
+}
+
+// metrics are the process' own and how its lanes stand.
+func metrics(pool *worker.Pool) *prometheus.Registry {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), lanes{pool})
+	return reg
+}
+
+// lanes collects how the pool stands when it is asked.
+type lanes struct{ pool *worker.Pool }
+
+var (
+	laneSlots = prometheus.NewDesc("turnpike_worker_slots", "Turns a lane may run at a time.", []string{"lane"}, nil)
+	laneFree  = prometheus.NewDesc("turnpike_worker_slots_free", "Slots of a lane that wait for a turn.", []string{"lane"}, nil)
+	laneShut  = prometheus.NewDesc("turnpike_worker_lane_closed", "1 while a lane takes no jobs.", []string{"lane"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (lanes) Describe(ch chan<- *prometheus.Desc) { ch <- laneSlots; ch <- laneFree; ch <- laneShut }
+
+// Collect implements prometheus.Collector.
+func (l lanes) Collect(ch chan<- prometheus.Metric) {
+	for _, s := range l.pool.Status().Lanes {
+		shut := 0.0
+		if s.Closed != "" {
+			shut = 1
+		}
+		ch <- prometheus.MustNewConstMetric(laneSlots, prometheus.GaugeValue, float64(s.Slots), s.Lane.String())
+		ch <- prometheus.MustNewConstMetric(laneFree, prometheus.GaugeValue, float64(s.Free), s.Lane.String())
+		ch <- prometheus.MustNewConstMetric(laneShut, prometheus.GaugeValue, shut, s.Lane.String())
+	}
+}
