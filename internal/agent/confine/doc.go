@@ -59,7 +59,7 @@
 //
 // In LandlockOnly also: names, sizes and times of files everywhere; chmod, chown,
 // utimes and setxattr on the worker's own files, granted or not; the host's process
-// list with command lines; the host's abstract sockets only by name.
+// list with command lines.
 //
 // # Elsewhere
 //

@@ -170,11 +170,18 @@ func (s surroundings) admit(path string, denied []string) error {
 	return nil
 }
 
+func checkPath(path string) error {
+	if !filepath.IsAbs(path) || filepath.Clean(path) != path || strings.ContainsRune(path, 0) {
+		return unsupported("%q is no clean absolute path", path)
+	}
+	return nil
+}
+
 // pin gives the file path names. It must be a directory or a regular file, reached
 // without a symbolic link.
 func pin(path string) (agent.Pin, bool, error) {
-	if !filepath.IsAbs(path) || filepath.Clean(path) != path || strings.ContainsRune(path, 0) {
-		return agent.Pin{}, false, unsupported("%q is no clean absolute path", path)
+	if err := checkPath(path); err != nil {
+		return agent.Pin{}, false, err
 	}
 	// The host's view; the same is asked again where it is mounted.
 	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{

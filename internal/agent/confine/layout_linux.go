@@ -48,11 +48,14 @@ func arrange(c agent.Confinement, around surroundings) (layout, error) {
 		if err := checkAccess(m); err != nil {
 			return l, err
 		}
-		s, err := grant(c, m)
-		if err != nil {
+		if err := checkPath(m.Path); err != nil {
 			return l, err
 		}
 		if err := around.admit(m.Path, c.Denied); err != nil {
+			return l, err
+		}
+		s, err := grant(c, m)
+		if err != nil {
 			return l, err
 		}
 		i := slices.IndexFunc(l.Steps, func(o step) bool { return o.Target == s.Target })

@@ -32,8 +32,9 @@ func entry() {
 		procs.Report(os.NewFile(4, "setup"), becomeRoot(procs.FirstPassed))
 	case agentStage:
 		runtime.LockOSThread()
-		if err := becomeAgent(procs.FirstPassed - 2); err != nil {
-			procs.Report(os.NewFile(3, "setup"), err)
+		setup := os.NewFile(3, "setup")
+		if err := becomeAgent(procs.FirstPassed-2, setup); err != nil {
+			procs.Report(setup, err)
 			break
 		}
 		os.Exit(0) // a dry run
@@ -79,13 +80,10 @@ func giveUp() error {
 // becomeAgent is the second stage: it holds itself to the rest of the policy and
 // executes the agent. The order matters: each step takes away what the next ones
 // no longer need.
-func becomeAgent(policyFD int) error {
+func becomeAgent(policyFD int, setup *os.File) error {
 	var p policy
 	if err := procs.Unseal(policyFD, &p); err != nil {
 		return fmt.Errorf("read the policy: %w", err)
-	}
-	if err := unix.Chdir(p.Dir); err != nil {
-		return procs.NewFailure("enter "+p.Dir, err, agent.ErrUnready)
 	}
 	for _, l := range p.Limits {
 		// Not unix.Setrlimit: only syscall's keeps execve from restoring the number
@@ -101,6 +99,9 @@ func becomeAgent(policyFD int) error {
 			return procs.NewFailure("landlock", err, agent.ErrUnsupported)
 		}
 	}
+	if err := unix.Chdir(p.Dir); err != nil {
+		return procs.NewFailure("enter "+p.Dir, err, agent.ErrUnready)
+	}
 	if err := giveUp(); err != nil {
 		return err
 	}
@@ -114,6 +115,9 @@ func becomeAgent(policyFD int) error {
 	}
 	if err := installFilter(p.Families); err != nil {
 		return procs.NewFailure("seccomp", err, agent.ErrUnsupported)
+	}
+	if err := procs.Ready(setup); err != nil {
+		return procs.NewFailure("tell the worker", err, agent.ErrUnready)
 	}
 	if p.Dry {
 		return nil

@@ -40,8 +40,8 @@
 //
 // # Setting up
 //
-// Descriptor 4 is a pipe that closes when the program was executed, and carries a
-// Failure when it was not; descriptor 5 is a sealed memory file with what to
+// Descriptor 4 is a pipe that says "ready" and closes when the program was executed,
+// and carries a Failure when it was not; descriptor 5 is a sealed memory file with what to
 // execute, so that neither the arguments nor the environment of the root tell.
 //
 // # Orphans

@@ -1,6 +1,7 @@
 package procs
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -119,7 +120,8 @@ func (l Launch) Start(cmd *exec.Cmd) error {
 	return nil
 }
 
-// await returns nil once the set-up pipe closed without a word.
+// await returns nil once the set-up pipe closed with no more than the word that
+// the program was about to be executed.
 func (Launch) await(r *os.File) error {
 	if err := r.SetReadDeadline(time.Now().Add(setupBound)); err != nil {
 		return fmt.Errorf("start: %w", err)
@@ -128,12 +130,13 @@ func (Launch) await(r *os.File) error {
 	if err != nil {
 		return fmt.Errorf("start: the root did not get ready: %w: %w", agent.ErrUnready, err)
 	}
-	if len(text) == 0 {
+	text, ready := bytes.CutPrefix(text, []byte(readyWord))
+	if len(text) == 0 && ready {
 		return nil
 	}
 	f := new(Failure)
 	if err := json.Unmarshal(text, f); err != nil {
-		return fmt.Errorf("start: %w: the root said %q", agent.ErrUnsupported, text)
+		return fmt.Errorf("start: %w: the root ended before the program was executed and said %q", agent.ErrUnsupported, text)
 	}
 	return f
 }

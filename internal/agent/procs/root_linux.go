@@ -91,6 +91,12 @@ func Report(setup *os.File, err error) {
 	}
 }
 
+// Ready tells the worker, through the set-up pipe, that the program is executed next.
+func Ready(setup *os.File) error {
+	_, err := setup.WriteString(readyWord)
+	return err
+}
+
 // start executes the program, or the stage that will.
 func (r *root) start(setup *os.File) (int, error) {
 	var p plan
@@ -135,6 +141,11 @@ func (r *root) start(setup *os.File) (int, error) {
 	if err != nil {
 		r.killAll()
 		return 0, NewFailure("hold the program", err, agent.ErrUnsupported)
+	}
+	if !p.Stage {
+		if err := Ready(setup); err != nil {
+			return 0, err // nobody is left to be told
+		}
 	}
 	return pid, nil
 }

@@ -36,6 +36,10 @@ type plan struct {
 	Passed int
 }
 
+// readyWord is what the set-up pipe carries before the program is executed. Without
+// it, a pipe that closes says only that a process died.
+const readyWord = "ready\n"
+
 // Requests of the line.
 const (
 	doFreeze = "freeze"
