@@ -173,7 +173,7 @@ func greet(w io.Writer, listen, dir string) {
 Turnpike runs at http://%s; ^C stops it, and everything is there next time.
   bin/dispatcher enqueue -f examples/request.json --watch
   bin/dispatcher list
-  PGSERVICEFILE=%s psql service=turnpike -c 'SELECT * FROM turnpike.job_report'
+  PGSERVICEFILE=%s psql service=turnpike -c 'SELECT * FROM turnpike.v_jobs'
 `, listen, filepath.Join(dir, "pg_service.conf"))
 }
 

@@ -320,6 +320,7 @@ func request(edit func(r map[string]any)) []byte {
 		"prompt":      "Do what the script says.",
 		"profile":     map[string]any{"name": "builder", "confine": true, "timeout": "2m", "max_turns": 20},
 		"grants": map[string]any{
+			"env":    []string{"ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"},
 			"tools":  []string{"*"},
 			"mounts": []any{map[string]any{"path": "workspace:", "access": "rw"}},
 		},

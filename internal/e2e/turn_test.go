@@ -104,9 +104,9 @@ func TestRefused(t *testing.T) {
 	s.dispatcher()
 	s.worker("w1")
 	v := s.finished(s.enqueue(retry(job.RetryAlways, func(r map[string]any) {
-		r["grants"] = map[string]any{"tools": []string{"*"}, "mounts": []any{
+		r["grants"].(map[string]any)["mounts"] = []any{
 			map[string]any{"path": "workspace:", "access": "rw"}, map[string]any{"path": "/etc", "access": "ro"},
-		}}
+		}
 	})), job.Failed)
 	if len(v.Attempts) != 1 || v.Attempts[0].Ending != job.EndRefused || v.Attempts[0].StartedAt != nil {
 		t.Errorf("attempts %+v", v.Attempts)

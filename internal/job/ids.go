@@ -62,6 +62,9 @@ type Lane struct {
 // String is the lane as one word, "none-confined/default".
 func (l Lane) String() string { return l.Placement + "/" + l.Pool }
 
+// MarshalText writes String's form, for logs and settings.
+func (l Lane) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
+
 // ParseLane reads what String writes.
 func ParseLane(s string) (Lane, error) {
 	placement, pool, ok := strings.Cut(s, "/")

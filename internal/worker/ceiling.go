@@ -94,6 +94,9 @@ type EnvRules struct {
 type Account struct {
 	// Env maps a variable of the turn to the worker's variable it is taken from.
 	Env map[string]string `yaml:"env" json:"env,omitempty"`
+	// Values are variables of the turn whose value is no secret and stands here: the
+	// address of a provider.
+	Values map[string]string `yaml:"values" json:"values,omitempty"`
 	// Agents, MCPURLs and GitHosts are what the credential is bound to.
 	Agents   []string `yaml:"agents" json:"agents,omitempty"`
 	MCPURLs  []string `yaml:"mcp_urls" json:"mcp_urls,omitempty"`
@@ -259,6 +262,14 @@ func (c *Ceiling) validate() error {
 		names(a.Env, func(n string) {
 			bad(at+".env", "%q is not the name of a variable: a ceiling names secrets, it never holds them", n)
 		})
+		for _, n := range slices.Sorted(maps.Keys(a.Values)) {
+			if _, twice := a.Env[n]; twice || !envForm.MatchString(n) {
+				bad(at+".values", "%q is not the name of a variable, or is in env, too", n)
+			}
+			if what, ok := job.LooksSecret(a.Values[n]); ok {
+				bad(at+".values."+n, "looks like %s: a ceiling names secrets in env, it never holds them", what)
+			}
+		}
 	}
 	paths := func(field string, ps []string) {
 		for _, p := range ps {
@@ -408,16 +419,38 @@ func (c *Ceiling) environ(worker []string, a Account) []string {
 	}
 	var env []string
 	for _, name := range slices.Sorted(maps.Keys(value)) {
-		if _, bound := a.Env[name]; !bound && covered(c.Env.Inherit, name) && !c.reserved(name) {
+		if !a.gives(name) && covered(c.Env.Inherit, name) && !c.reserved(name) {
 			env = append(env, name+"="+value[name])
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(a.Env)) {
-		if v, ok := value[a.Env[name]]; ok {
+	for _, name := range a.names() {
+		if v, ok := a.Values[name]; ok {
+			env = append(env, name+"="+v)
+		} else if v, ok := value[a.Env[name]]; ok {
 			env = append(env, name+"="+v)
 		}
 	}
 	return env
+}
+
+// gives says whether a turn with this account can be granted the variable by it.
+func (a Account) gives(name string) bool {
+	_, secret := a.Env[name]
+	_, plain := a.Values[name]
+	return secret || plain
+}
+
+// names lists the variables the account gives.
+func (a Account) names() []string {
+	return slices.Sorted(func(yield func(string) bool) {
+		for _, m := range []map[string]string{a.Env, a.Values} {
+			for n := range m {
+				if !yield(n) {
+					return
+				}
+			}
+		}
+	})
 }
 
 // reserved says whether a worker's variable holds an account's credential: such

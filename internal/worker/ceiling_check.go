@@ -45,6 +45,7 @@ func (c *Ceiling) Check(r job.Request) error {
 			return err
 		}
 		maps.Copy(credentials, acct.Env)
+		maps.Copy(credentials, acct.Values)
 		if err := c.checkProfile(at, *p, r, acct); err != nil {
 			return err
 		}
@@ -161,7 +162,7 @@ func (c *Ceiling) checkMCP(at, server string, e job.MCPEntry, placement agent.Pl
 		inherited = append(slices.Clone(inherited), e.BearerTokenEnv)
 	}
 	for _, name := range inherited {
-		_, bound := acct.Env[name]
+		bound := acct.gives(name)
 		if !bound && !covered(c.Env.Inherit, name) && !covered(c.Env.Set, name) {
 			return notGranted(at, fmt.Sprintf("variable %s is not offered here", name), list("env.inherit", c.Env.Inherit))
 		}
