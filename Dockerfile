@@ -13,7 +13,7 @@ RUN groupadd --gid 10001 turnpike && useradd --uid 10001 --gid 10001 --no-log-in
 FROM base AS dispatcher
 COPY bin/dispatcher /usr/local/bin/
 USER 10001:10001
-EXPOSE 8080
+EXPOSE 8420
 ENTRYPOINT ["dispatcher"]
 CMD ["serve"]
 

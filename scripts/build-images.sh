@@ -16,8 +16,11 @@ for program in bin/dispatcher bin/worker; do [ -x "$program" ] || fail "$program
 scripts/agents.sh >/dev/null
 scripts/engine.sh image "$base" build-base-image.sh
 
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
 # The builder of old works without a registry; its successor is not everywhere.
 for program in dispatcher worker; do
-	DOCKER_BUILDKIT=0 docker build -q --build-arg "BASE=$base" --target "$program" -t "turnpike-$program:$tag" . >/dev/null
+	DOCKER_BUILDKIT=0 docker build --build-arg "BASE=$base" --target "$program" -t "turnpike-$program:$tag" . >"$log" 2>&1 ||
+		fail "turnpike-$program: $(cat "$log")"
 	docker image inspect -f '{{index .RepoTags 0}} {{.Size}} bytes' "turnpike-$program:$tag"
 done

@@ -34,8 +34,8 @@ func describe(version, commit string, info *debug.BuildInfo) string {
 	if len(commit) > 12 {
 		commit = commit[:12]
 	}
-	// A toolchain's pseudo-version names the commit already.
-	if commit == "" || strings.Contains(version, commit) {
+	// A pseudo-version names the commit already, and so does git describe without a tag.
+	if commit == "" || strings.Contains(version, commit[:min(7, len(commit))]) {
 		return version
 	}
 	return version + " (" + commit + ")"

@@ -19,7 +19,8 @@ func TestDescribe(t *testing.T) {
 			info: debug.BuildInfo{Main: debug.Module{Version: "v0.0.0-20260101000000-0123456789ab"}, Settings: vcs},
 			want: "v0.0.0-20260101000000-0123456789ab",
 		},
-		"nothing recorded": {want: "(devel)"},
+		"a commit without a tag": {version: "0123456-dirty", commit: revision, want: "0123456-dirty"},
+		"nothing recorded":       {want: "(devel)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := describe(c.version, c.commit, &c.info); got != c.want {
