@@ -29,7 +29,7 @@ import (
 	"turnpike/internal/job"
 )
 
-var update = flag.Bool("update", false, "rewrite the golden files") //nolint:forbidigo // how golden files are rewritten
+var update = flag.Bool("update", false, "rewrite the golden files")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 

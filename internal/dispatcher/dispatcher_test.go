@@ -195,25 +195,35 @@ func TestRelay(t *testing.T) {
 		})
 	})
 
-	t.Run("what nobody claims gets its next number after two AckWaits", func(t *testing.T) {
-		t.Parallel()
-		synctest.Test(t, func(t *testing.T) {
-			s := newStore(1)
-			q := newStream(s)
-			running(t, dispatch(s, q, "a", dispatcher.NewBell()).Run)
-			passes(55 * time.Second)
-			if q.held(job.Delivery{Job: id(1), Dispatch: 2}) {
-				t.Error("before two AckWaits")
-			}
-			passes(25 * time.Second)
-			if !q.held(job.Delivery{Job: id(1), Dispatch: 2}) {
-				t.Error("not after two AckWaits")
-			}
-			if len(q.rebuilt) != 0 {
-				t.Error("the consumer was rebuilt though no worker had room")
-			}
+	for name, c := range map[string]struct {
+		free    int
+		not, by time.Duration
+		rebuilt int
+	}{
+		"though workers had room, after two AckWaits":   {2, 55 * time.Second, 80 * time.Second, 1},
+		"while all workers are busy, after ten of them": {0, 290 * time.Second, 320 * time.Second, 0},
+	} {
+		t.Run("what nobody claims gets its next number "+name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newStore(1)
+				s.load.Slots, s.load.Free = 2, c.free
+				q := newStream(s)
+				running(t, dispatch(s, q, "a", dispatcher.NewBell()).Run)
+				passes(c.not)
+				if q.held(job.Delivery{Job: id(1), Dispatch: 2}) {
+					t.Error("too early")
+				}
+				passes(c.by - c.not)
+				if !q.held(job.Delivery{Job: id(1), Dispatch: 2}) {
+					t.Error("not yet")
+				}
+				if len(q.rebuilt) != c.rebuilt {
+					t.Errorf("rebuilt %d times", len(q.rebuilt))
+				}
+			})
 		})
-	})
+	}
 
 	t.Run("a lane that is deaf while workers are free is rebuilt, now and then", func(t *testing.T) {
 		t.Parallel()

@@ -24,9 +24,9 @@
 //   - A crash between selecting and publishing leaves a job dispatched with no
 //     published_at: the next leader publishes the same number first of all, and "already
 //     there" counts as published.
-//   - A publication that is not claimed within two AckWaits, or whose stream was made
-//     anew, is dispatched again with the next number. If workers had room meanwhile, the
-//     lane's consumer is taken for deaf and rebuilt.
+//   - A publication that is not claimed within two AckWaits though workers had room, or
+//     within ten in any case, or whose stream was made anew, is dispatched again with the
+//     next number. If workers had room, the lane's consumer is taken for deaf and rebuilt.
 //   - An outage ends no loop. The part says so in Health, backs off, and goes on. After
 //     an outage the Reaper waits a full lease before it believes that a worker is gone.
 package dispatcher

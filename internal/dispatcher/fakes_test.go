@@ -257,7 +257,6 @@ type stream struct {
 	created  time.Time
 	down     error
 	rebuilt  []job.Lane
-	deaf     bool // messages reach nobody
 	early    []job.Delivery
 }
 

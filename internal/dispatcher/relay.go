@@ -112,6 +112,7 @@ type watch struct {
 	epoch            int64
 	created          map[string]time.Time // by placement
 	rebuilt          map[job.Lane]time.Time
+	room             map[job.Lane]bool // workers were free at the last look
 	scanned, ensured time.Time
 	looked           time.Time // for what nobody claimed
 }
@@ -123,7 +124,7 @@ func (r *Relay) Run(ctx context.Context, epoch int64) {
 	r.mu.Lock()
 	r.bell = bell
 	r.mu.Unlock()
-	w := &watch{epoch: epoch, created: make(map[string]time.Time), rebuilt: make(map[job.Lane]time.Time), looked: time.Now()}
+	w := &watch{epoch: epoch, created: make(map[string]time.Time), rebuilt: make(map[job.Lane]time.Time), room: make(map[job.Lane]bool), looked: time.Now()}
 	loop(ctx, bell, func(ctx context.Context) (time.Duration, error) {
 		err := r.round(ctx, w)
 		r.Health.note("relay", err)
@@ -251,7 +252,7 @@ func (r *Relay) ensure(ctx context.Context, w *watch) error {
 		if !known || before.Equal(created[l.Placement]) {
 			continue
 		}
-		n, err := r.redispatch(ctx, w.epoch, l, true)
+		n, err := r.redispatch(ctx, w.epoch, l, 0, true)
 		if err != nil {
 			return err
 		}
@@ -263,19 +264,28 @@ func (r *Relay) ensure(ctx context.Context, w *watch) error {
 	return nil
 }
 
-// unclaimed dispatches again what nobody claimed in two AckWaits. Where workers had
-// room all the while the lane's consumer is deaf, and is rebuilt.
+// unclaimed dispatches again what nobody claimed though workers had room: it is lost, or
+// the lane's consumer is deaf, which is then rebuilt. While all are busy with long turns
+// nothing is wrong with a job that waits, and every further number would only be one more
+// message to refuse later; so there it takes much longer.
 func (r *Relay) unclaimed(ctx context.Context, w *watch) error {
 	loads, err := r.Jobs.Load(ctx)
 	if err != nil {
 		return fmt.Errorf("list the lanes: %w", err)
 	}
 	for _, l := range loads {
-		n, err := r.redispatch(ctx, w.epoch, l.Lane, false)
+		// Once may be a slot that came free just now.
+		room := l.Free > 0 && w.room[l.Lane]
+		w.room[l.Lane] = l.Free > 0
+		after := 2 * r.ackWait()
+		if !room {
+			after = 10 * r.ackWait()
+		}
+		n, err := r.redispatch(ctx, w.epoch, l.Lane, after, false)
 		if err != nil {
 			return err
 		}
-		if n == 0 || l.Free == 0 || l.Paused || time.Since(w.rebuilt[l.Lane]) < 2*r.ackWait() {
+		if n == 0 || !room || l.Paused || time.Since(w.rebuilt[l.Lane]) < 2*r.ackWait() {
 			continue
 		}
 		r.Log.Warn("workers are free and claim nothing; the lane's consumer is rebuilt", "lane", l.Lane.String(), "unclaimed", n)
@@ -288,10 +298,10 @@ func (r *Relay) unclaimed(ctx context.Context, w *watch) error {
 }
 
 // redispatch gives jobs of a lane their next number and publishes them.
-func (r *Relay) redispatch(ctx context.Context, epoch int64, l job.Lane, all bool) (int, error) {
+func (r *Relay) redispatch(ctx context.Context, epoch int64, l job.Lane, after time.Duration, all bool) (int, error) {
 	total := 0
 	for {
-		selected, err := r.Jobs.Redispatch(ctx, epoch, l, 2*r.ackWait(), all, relayBatch)
+		selected, err := r.Jobs.Redispatch(ctx, epoch, l, after, all, relayBatch)
 		if err != nil {
 			return total, fmt.Errorf("dispatch again on lane %s: %w", l, err)
 		}

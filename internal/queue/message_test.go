@@ -1,6 +1,7 @@
 package queue_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -88,7 +89,7 @@ func FuzzDecodeDelivery(f *testing.F) {
 			return
 		}
 		again, err := queue.EncodeDelivery(d)
-		if err != nil || string(again) != string(body) || queue.JobSubject(d) != subject {
+		if err != nil || !bytes.Equal(again, body) || queue.JobSubject(d) != subject {
 			t.Errorf("%q %q is not what is written for %+v", subject, body, d)
 		}
 	})

@@ -319,7 +319,7 @@ func TestPuller(t *testing.T) {
 		start := time.Now()
 		eventually(ctx, t, "the outage is noticed", func() error {
 			if _, err := p.Fetch(ctx, 1); !errors.Is(err, job.ErrUnavailable) {
-				return fmt.Errorf("error %v", err)
+				return fmt.Errorf("not unavailable: %w", err)
 			}
 			return nil
 		})
@@ -544,7 +544,7 @@ func TestSignals(t *testing.T) {
 	b.Stop(t)
 	eventually(ctx, t, "the outage is noticed", func() error {
 		if err := c.Wake(); !errors.Is(err, job.ErrUnavailable) {
-			return fmt.Errorf("error %v", err)
+			return fmt.Errorf("not unavailable: %w", err)
 		}
 		return nil
 	})
@@ -668,7 +668,7 @@ func TestReports(t *testing.T) {
 	ensure(ctx, t, &queue.Admin{Conn: c})
 	want := report(anID, 2)
 	for range 2 { // a repetition is one report
-		if err := c.PublishResult(ctx, want); err != nil {
+		if err := c.PublishReport(ctx, want); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -692,7 +692,7 @@ func TestReports(t *testing.T) {
 	}
 	big := report(ids(1)[0], 1)
 	big.ResultText = strings.Repeat("x", 2<<20)
-	if err := c.PublishResult(ctx, big); !errors.Is(err, queue.ErrTooLarge) {
+	if err := c.PublishReport(ctx, big); !errors.Is(err, queue.ErrTooLarge) {
 		t.Errorf("a large report: %v", err)
 	}
 	if _, err := raw(t, b.URL()).Publish(ctx, queue.ResultSubject(anID, 3), []byte(`{"version":1}`)); err != nil {
@@ -752,7 +752,7 @@ func TestPermissionsOf(t *testing.T) {
 				t.Errorf("%s reads %q, error %v", r, got, err)
 			}
 		}
-		if err := worker.PublishResult(ctx, report(anID, 1)); err != nil {
+		if err := worker.PublishReport(ctx, report(anID, 1)); err != nil {
 			t.Error(err)
 		}
 		if n, err := disp.DrainReports(ctx, 1, func(context.Context, []job.Report) error { return nil }); n != 1 || err != nil {
@@ -793,7 +793,7 @@ func TestPermissionsOf(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer nc.Close()
+			t.Cleanup(nc.Close)
 			stream := queue.JobsStream(lane.Placement)
 			for _, subject := range []string{
 				"$JS.API.STREAM.CREATE.OTHER", "$JS.API.STREAM.DELETE." + stream, "$JS.API.STREAM.UPDATE." + stream,

@@ -16,10 +16,10 @@ import (
 // not be settled.
 const reportsRest = 2 * time.Second
 
-// PublishResult hands over a report that cannot reach Postgres. It may be repeated.
+// PublishReport hands over a report that cannot reach Postgres. It may be repeated.
 // The worker keeps its spooled copy until Postgres itself has answered. Errors are
 // [job.ErrUnavailable], [job.ErrLaneMissing], [ErrTooLarge] or the context's cause.
-func (c *Conn) PublishResult(ctx context.Context, r job.Report) error {
+func (c *Conn) PublishReport(ctx context.Context, r job.Report) error {
 	doing := "publish the report of job " + string(r.Lease.Job)
 	body, err := json.Marshal(r)
 	if err != nil {
