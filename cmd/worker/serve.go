@@ -91,7 +91,7 @@ func serve(cmd *cobra.Command, _ []string) error {
 		Turns:          b.turns,
 		Store:          db,
 		Cancels:        nc,
-		Results:        results{nc},
+		Results:        nc,
 		OpenTranscript: func(id job.ID, attempt int) worker.Transcript { return nc.OpenTranscript(id, attempt) },
 		Retention:      worker.Retention{SessionAge: s.Duration("keep-sessions"), SessionBytes: s.Int64("keep-sessions-mib") << 20},
 		Version:        buildinfo.String(),
@@ -174,13 +174,6 @@ func (d deliveries) Fetch(ctx context.Context, n int) ([]worker.Message, error) 
 		out[i] = worker.Message{Delivery: m.Delivery, Answer: m}
 	}
 	return out, err
-}
-
-// results is the stream for reports that cannot reach Postgres.
-type results struct{ *queue.Conn }
-
-func (r results) PublishReport(ctx context.Context, rep job.Report) error {
-	return r.PublishResult(ctx, rep)
 }
 
 // answer tells health and metrics until stop is called.

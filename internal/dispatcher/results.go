@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -36,6 +37,9 @@ const settleBatch = 64
 func (r *Results) Run(ctx context.Context) {
 	loop(ctx, nil, func(ctx context.Context) (time.Duration, error) {
 		_, err := r.Stream.DrainReports(ctx, settleBatch, r.settle)
+		if errors.Is(err, job.ErrLaneMissing) {
+			return time.Second, nil // a leader is yet to make the stream: there are no reports
+		}
 		r.Health.note("results", err)
 		if err != nil {
 			return time.Second, err

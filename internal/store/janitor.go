@@ -28,14 +28,14 @@ type Swept struct {
 const (
 	historyTables = `SELECT unnest(turnpike.history())`
 	extendHistory = `SELECT turnpike.extend_history(@table, interval '28 days')`
-	dropHistory   = `SELECT turnpike.drop_history(@table, now() - @keep)`
+	dropHistory   = `SELECT turnpike.drop_history(@table, now() - @keep::interval)`
 
-	sweepIdempotency = `DELETE FROM turnpike.idempotency WHERE created_at < now() - @keep`
-	sweepOrphans     = `DELETE FROM turnpike.orphans WHERE state = 'gone' AND gone_at < now() - @keep`
+	sweepIdempotency = `DELETE FROM turnpike.idempotency WHERE created_at < now() - @keep::interval`
+	sweepOrphans     = `DELETE FROM turnpike.orphans WHERE state = 'gone' AND gone_at < now() - @keep::interval`
 	// One that still holds a lease is waited for.
-	sweepWorkers = `DELETE FROM turnpike.workers w WHERE seen_at < now() - @keep
+	sweepWorkers = `DELETE FROM turnpike.workers w WHERE seen_at < now() - @keep::interval
 		AND NOT EXISTS (SELECT FROM turnpike.queue q WHERE q.dispatched_at IS NOT NULL AND q.worker = w.id)`
-	sweepAudit = `DELETE FROM turnpike.audit WHERE at < now() - @keep`
+	sweepAudit = `DELETE FROM turnpike.audit WHERE at < now() - @keep::interval`
 )
 
 // Sweep makes room: it creates the partitions of the coming weeks, then removes what

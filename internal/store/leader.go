@@ -12,7 +12,7 @@ import (
 
 const lead = `
 	UPDATE turnpike.leader
-	SET holder = @holder, until = now() + @ttl,
+	SET holder = @holder, until = now() + @ttl::interval,
 		epoch = CASE WHEN holder = @holder THEN epoch ELSE epoch + 1 END
 	WHERE one AND (holder = @holder OR until < now())
 	RETURNING epoch`

@@ -31,7 +31,7 @@ const claim = `
 	),
 	u AS (
 		UPDATE turnpike.queue q SET state = 'running', attempt = q.attempt + 1, lease_no = q.lease_no + 1, token = l.token,
-			worker = @worker, claimed_at = now(), lease_until = now() + @lease,
+			worker = @worker, claimed_at = now(), lease_until = now() + @lease::interval,
 			orphan = json_build_object('state', 'creating', 'kind', @kind::text)
 		FROM l
 		WHERE q.job_id = l.job_id AND q.state = 'dispatched' AND q.dispatch_no = l.dispatch
@@ -110,7 +110,7 @@ const beat = `
 		FOR NO KEY UPDATE OF q
 	),
 	u AS (
-		UPDATE turnpike.queue q SET lease_until = now() + @lease,
+		UPDATE turnpike.queue q SET lease_until = now() + @lease::interval,
 			started_at = coalesce(q.started_at, d.started_at),
 			conversation = coalesce(nullif(d.conversation, ''), q.conversation),
 			turns = greatest(q.turns, d.turns), tool_calls = greatest(q.tool_calls, d.tool_calls),

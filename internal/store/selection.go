@@ -29,7 +29,7 @@ const load = `
 	served AS (
 		SELECT l.lane, sum(l.slots) AS slots, sum(l.free) AS free
 		FROM turnpike.workers w CROSS JOIN LATERAL jsonb_to_recordset(w.lanes) AS l(lane text, slots bigint, free bigint, closed text)
-		WHERE w.seen_at > now() - @lately AND NOT w.draining AND coalesce(l.closed, '') = ''
+		WHERE w.seen_at > now() - @lately::interval AND NOT w.draining AND coalesce(l.closed, '') = ''
 		GROUP BY l.lane
 	)
 	SELECT lane, coalesce(s.slots, 0)::bigint, coalesce(s.free, 0)::bigint, coalesce(v.dispatched, 0),
@@ -319,7 +319,7 @@ const redispatch = `
 			AND p.name = CASE p.scope WHEN 'lane' THEN q.lane WHEN 'tenant' THEN q.tenant ELSE q.credential END) AS paused
 		FROM turnpike.queue q
 		WHERE q.dispatched_at IS NOT NULL AND q.lane = @lane AND q.state = 'dispatched'
-			AND CASE WHEN @all THEN q.published_at IS NOT NULL ELSE coalesce(q.published_at, q.dispatched_at) < now() - @older END
+			AND CASE WHEN @all THEN q.published_at IS NOT NULL ELSE coalesce(q.published_at, q.dispatched_at) < now() - @older::interval END
 		ORDER BY q.job_id
 		LIMIT @most
 		FOR NO KEY UPDATE OF q SKIP LOCKED

@@ -166,7 +166,7 @@ func (d *desk) get(id job.ID) job.View {
 // lapse makes a running job's lease lapse.
 func (d *desk) lapse(id job.ID) {
 	d.t.Helper()
-	d.sql(`UPDATE turnpike.queue SET lease_until = now() - interval '1 second' WHERE job_id = $1`, string(id))
+	d.sql(`UPDATE turnpike.queue SET lease_until = now() - interval '1 second' WHERE job_id = $1 AND state = 'running'`, string(id))
 }
 
 // due makes whatever waits for a time wait no longer.

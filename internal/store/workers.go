@@ -18,7 +18,7 @@ const agree = `
 	ON CONFLICT (pool) DO UPDATE SET ceiling = excluded.ceiling, registered_at = now()
 	WHERE p.ceiling <> excluded.ceiling AND NOT EXISTS (
 		SELECT FROM turnpike.workers w
-		WHERE w.ceiling <> excluded.ceiling AND w.id <> @id AND NOT w.draining AND w.seen_at > now() - @lately
+		WHERE w.ceiling <> excluded.ceiling AND w.id <> @id AND NOT w.draining AND w.seen_at > now() - @lately::interval
 			AND w.lanes @> jsonb_build_array(jsonb_build_object('pool', p.pool)))`
 
 const disagree = `

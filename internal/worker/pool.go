@@ -343,7 +343,12 @@ func (l *lane) serve(ctx, turns context.Context) {
 			continue
 		}
 		msgs, err := l.Deliveries.Fetch(ctx, free)
-		if err != nil && ctx.Err() == nil {
+		switch {
+		case err == nil || ctx.Err() != nil:
+		case errors.Is(err, job.ErrLaneMissing):
+			l.pool.Log.Info("the dispatcher is yet to set the lane up", "lane", l.Lane)
+			l.rest(ctx, pause/2)
+		default:
 			l.pool.Log.Warn("nothing could be fetched", "lane", l.Lane, "error", err)
 			l.rest(ctx, pause)
 		}

@@ -1,12 +1,8 @@
 package agenttest_test
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
-	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -36,7 +32,7 @@ func TestClaude(t *testing.T) {
 			t.Errorf("cost %v, want the CLI to know a price", turn.result.Cost)
 		}
 		r := s.Requests()[0]
-		if strings.TrimSpace(r.Prompt) != claudePrompt || r.WorkDir != turn.dir || r.Credential() != "sk-test" {
+		if strings.TrimSpace(r.Prompt) != cliPrompt || r.WorkDir != turn.dir || r.Credential() != "sk-test" {
 			t.Errorf("seen prompt %q, directory %q, credential %q", r.Prompt, r.WorkDir, r.Credential())
 		}
 		if !strings.Contains(r.System, "an extra instruction") {
@@ -47,15 +43,23 @@ func TestClaude(t *testing.T) {
 		}
 	})
 
+	t.Run("does the work", func(t *testing.T) {
+		t.Parallel()
+		s := agenttest.NewProvider(t).Script("work", work()...)
+		turn := startClaude(t, s, apiKey).wait(t)
+		turn.worked(t, s, "high")
+		turn.wantResult(t, 0, result{Subtype: "success", Result: "The work is done."})
+	})
+
 	t.Run("runs several tools and writes a file", func(t *testing.T) {
 		t.Parallel()
 		s := agenttest.NewProvider(t).Script("tools",
 			agenttest.Together(agenttest.Text("Both at once."), agenttest.Shell("echo one"), agenttest.Shell("echo two")),
 			agenttest.Write("sub/out.txt", "written\n"),
-			agenttest.Report("no tool to report with"),
+			agenttest.Text("Both are done."),
 		)
 		turn := startClaude(t, s, apiKey).wait(t)
-		turn.wantResult(t, 0, result{Subtype: "success", Result: "There is no tool to report the outcome with. no tool to report with"})
+		turn.wantResult(t, 0, result{Subtype: "success", Result: "Both are done."})
 		written, err := os.ReadFile(filepath.Join(turn.dir, "sub", "out.txt"))
 		if err != nil || string(written) != "written\n" {
 			t.Errorf("sub/out.txt: %q, %v", written, err)
@@ -127,7 +131,11 @@ func TestClaude(t *testing.T) {
 				ResetsAt int64
 			} `json:"rate_limit_info"`
 		}
-		decode(t, turn.event(t, "rate_limit_event"), &limit)
+		events := turn.events(t, "rate_limit_event")
+		if len(events) == 0 {
+			t.Fatal("no event tells of the limit")
+		}
+		decode(t, events[0], &limit)
 		if limit.Info.Status != "rejected" || limit.Info.ResetsAt != reset.Unix() {
 			t.Errorf("limit %+v, want rejected until %d", limit.Info, reset.Unix())
 		}
@@ -156,12 +164,12 @@ func TestClaude(t *testing.T) {
 		gate.Open()
 		second := waitFor(t, s, 2)
 		<-first.Done()
-		if err := turn.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		if err := turn.tree.Terminate(); err != nil {
 			t.Fatal(err)
 		}
 		<-second.Done()
-		if turn.wait(t); turn.exit != 143 || turn.result != nil {
-			t.Errorf("exit %d, result %+v, want 143 and none", turn.exit, turn.result)
+		if turn.wait(t); turn.exit.Code != 128+int(syscall.SIGTERM) || turn.result != nil {
+			t.Errorf("exit %+v, result %+v, want 143 and none", turn.exit, turn.result)
 		}
 	})
 }
@@ -169,29 +177,11 @@ func TestClaude(t *testing.T) {
 const (
 	apiKey     = "ANTHROPIC_API_KEY=sk-test"
 	oauthToken = "CLAUDE_CODE_OAUTH_TOKEN=oauth-test"
-
-	claudePrompt = "Do what the script says."
 )
 
-func waitFor(t *testing.T, s *agenttest.Script, n int) *agenttest.Request {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	r, err := s.Wait(ctx, n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
-// claudeTurn is one run of the CLI and what it said.
+// claudeTurn is one run of the CLI and how it ended.
 type claudeTurn struct {
-	cmd            *exec.Cmd
-	dir            string
-	stdout, stderr bytes.Buffer
-
-	exit   int
-	events []json.RawMessage
+	*run
 	result *result
 }
 
@@ -211,48 +201,35 @@ type result struct {
 
 func startClaude(t *testing.T, s *agenttest.Script, credential string) *claudeTurn {
 	t.Helper()
-	home := t.TempDir()
-	turn := &claudeTurn{dir: t.TempDir()}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	t.Cleanup(cancel)
-	turn.cmd = exec.CommandContext(ctx, agenttest.ClaudeBin(t),
-		"-p", "--output-format", "stream-json", "--verbose", "--model", "sonnet",
-		"--permission-mode", "bypassPermissions", "--append-system-prompt", "an extra instruction")
-	turn.cmd.Dir = turn.dir
-	turn.cmd.Stdin = strings.NewReader(claudePrompt)
-	turn.cmd.Stdout, turn.cmd.Stderr = &turn.stdout, &turn.stderr
-	turn.cmd.Env = []string{
-		"PATH=/usr/local/bin:/usr/bin:/bin",
-		"HOME=" + home,
-		"CLAUDE_CONFIG_DIR=" + filepath.Join(home, "config"),
-		"TMPDIR=" + t.TempDir(),
-		"ANTHROPIC_BASE_URL=" + s.URL(),
-		"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1",
-		"CLAUDE_CODE_MAX_RETRIES=1",
-		"IS_SANDBOX=1", // permits bypassPermissions to root
-		credential,
-	}
-	if err := turn.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	return turn
+	r := directories(t)
+	r.writeJSON(t, "mcp.json", map[string]any{"mcpServers": map[string]any{"turnpike": map[string]any{
+		"command": self(t), "args": reportServer, "env": map[string]any{"SEEN_BY_SERVER": "by the CLI"},
+	}}})
+	return &claudeTurn{run: r.start(t, cli{
+		bin: agenttest.ClaudeBin(t),
+		args: []string{
+			"-p", "--output-format", "stream-json", "--verbose", "--model", "sonnet", "--effort", "high",
+			"--permission-mode", "bypassPermissions", "--append-system-prompt", "an extra instruction",
+			"--strict-mcp-config", "--mcp-config", filepath.Join(r.home, "mcp.json"),
+		},
+		env: []string{
+			"CLAUDE_CONFIG_DIR=" + filepath.Join(r.home, "config"),
+			"ANTHROPIC_BASE_URL=" + s.URL(),
+			"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1",
+			"CLAUDE_CODE_MAX_RETRIES=1",
+			"ENABLE_TOOL_SEARCH=false",
+			"IS_SANDBOX=1", // permits bypassPermissions to root
+			credential,
+		},
+	})}
 }
 
 func (turn *claudeTurn) wait(t *testing.T) *claudeTurn {
 	t.Helper()
-	var failed *exec.ExitError
-	if err := turn.cmd.Wait(); err != nil && !errors.As(err, &failed) {
-		t.Fatal(err)
-	}
-	turn.exit = turn.cmd.ProcessState.ExitCode()
-	for line := range bytes.Lines(turn.stdout.Bytes()) {
-		turn.events = append(turn.events, json.RawMessage(line))
-		var head struct{ Type string }
-		decode(t, line, &head)
-		if head.Type == "result" {
-			turn.result = &result{}
-			decode(t, line, turn.result)
-		}
+	turn.run.wait(t)
+	for _, e := range turn.events(t, "result") {
+		turn.result = &result{}
+		decode(t, e, turn.result)
 	}
 	return turn
 }
@@ -260,24 +237,22 @@ func (turn *claudeTurn) wait(t *testing.T) *claudeTurn {
 func (turn *claudeTurn) wantResult(t *testing.T, exit int, want result) {
 	t.Helper()
 	if turn.result == nil {
-		t.Fatalf("exit %d without a result\n%s%s", turn.exit, &turn.stdout, &turn.stderr)
+		t.Fatalf("exit %+v without a result\n%s", turn.exit, &turn.stderr)
 	}
 	got := *turn.result
 	got.Cost, got.Usage = want.Cost, want.Usage
-	if turn.exit != exit || got != want {
-		t.Fatalf("exit %d, result %+v\nwant exit %d, %+v\n%s", turn.exit, got, exit, want, &turn.stderr)
+	if turn.exit.Code != exit || got != want {
+		t.Fatalf("exit %+v, result %+v\nwant exit %d, %+v\n%s", turn.exit, got, exit, want, &turn.stderr)
 	}
 }
 
-func (turn *claudeTurn) event(t *testing.T, kind string) json.RawMessage {
+func (turn *claudeTurn) events(t *testing.T, kind string) (found []json.RawMessage) {
 	t.Helper()
-	for _, e := range turn.events {
+	for _, line := range turn.out.all {
 		var head struct{ Type string }
-		decode(t, e, &head)
-		if head.Type == kind {
-			return e
+		if decode(t, line, &head); head.Type == kind {
+			found = append(found, line)
 		}
 	}
-	t.Fatalf("no event of type %s in\n%s", kind, &turn.stdout)
-	return nil
+	return found
 }

@@ -37,6 +37,29 @@ func ClaudeBin(t testing.TB) string {
 	return pinned(t, "claude")
 }
 
+// CodexBin is the pinned Codex CLI: its static executable, with links resolved. The
+// programs it runs itself stand in its own directory and in the one beside it. The
+// test fails when it is not installed.
+func CodexBin(t testing.TB) string {
+	t.Helper()
+	return pinned(t, "codex")
+}
+
+// OpenCodeBin is the pinned opencode CLI: its native executable, with links
+// resolved. The test fails when it is not installed.
+func OpenCodeBin(t testing.TB) string {
+	t.Helper()
+	return pinned(t, "opencode")
+}
+
+// PiBin is the pinned pi CLI: a script that runs it on the pinned node. Both are
+// beneath the directory above the script's own. The test fails when it is not
+// installed.
+func PiBin(t testing.TB) string {
+	t.Helper()
+	return pinned(t, "pi")
+}
+
 func pinned(t testing.TB, name string) string {
 	t.Helper()
 	bin, err := filepath.EvalSymlinks(filepath.Join(ModuleRoot(t), ".cache", "agents", "bin", name))

@@ -9,6 +9,12 @@
 //	s := p.Script("writes", agenttest.Write("out.txt", "hello\n"), agenttest.Text("Done."))
 //	cmd.Env = append(cmd.Env, "ANTHROPIC_BASE_URL="+s.URL())
 //
+// A CLI of OpenAI's APIs, Responses or chat completions, gets s.URL() + "/v1".
+// The same script serves all of them: its steps say what the model does, such as
+// run a command or report the outcome, and which tool and arguments that takes is
+// told by what the request offers. The tests of this package start each CLI, with
+// the settings that keep it to the provider.
+//
 // # Which step a request gets
 //
 // The provider keeps no conversation. A request carries the whole of it, so

@@ -23,8 +23,8 @@ const DefaultScript = "demo"
 // maxBody bounds what one request may send; a CLI's whole conversation fits.
 const maxBody = 64 << 20
 
-// Provider speaks the Anthropic Messages API and answers from scripts. The
-// zero Provider has none; use NewProvider in tests.
+// Provider speaks the Anthropic Messages API and both OpenAI ones, and answers
+// from scripts. The zero Provider has none; use NewProvider in tests.
 type Provider struct {
 	Log    *slog.Logger // told of each request; nil: silent
 	Forget bool         // keep no requests, for a provider that runs for long
@@ -150,7 +150,8 @@ func (p *Provider) Script(name string, steps ...Step) *Script {
 	return s
 }
 
-// URL is the base URL that leads a CLI to the script.
+// URL is the base URL that leads a CLI of Anthropic's API to the script. Those of
+// OpenAI's APIs want the version in it: URL() + "/v1".
 func (s *Script) URL() string {
 	s.p.mu.Lock()
 	defer s.p.mu.Unlock()
@@ -221,35 +222,43 @@ func (p *Provider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		name, path, _ = strings.Cut(rest, "/")
 		path = "/" + path
 	}
+	api, asks := codecs[path]
 	switch {
-	case r.Method == http.MethodPost && path == "/v1/messages":
-		p.serveMessages(w, r, name)
+	case asks && r.Method == http.MethodPost:
+		p.serve(w, r, name, path)
+	case asks && r.Header.Get("Upgrade") != "":
+		// Codex tries a WebSocket first, and takes only this for an advice to do
+		// without.
+		reply(w, http.StatusUpgradeRequired, api.problem(apiError{kind: "invalid_request_error", message: "no WebSocket here"}))
 	case r.Method == http.MethodPost && path == "/v1/messages/count_tokens":
 		reply(w, http.StatusOK, object{"input_tokens": DefaultUsage.Input})
 	case r.Method == http.MethodGet && path == "/v1/models":
-		reply(w, http.StatusOK, object{"data": []any{}, "has_more": false})
+		reply(w, http.StatusOK, object{"object": "list", "data": []any{}, "has_more": false})
 	case r.Method == http.MethodHead:
 	default:
-		refuse(w, http.StatusNotFound, apiError{"not_found_error", "no such path: " + path})
+		reply(w, http.StatusNotFound, messages{}.problem(apiError{kind: "not_found_error", message: "no such path: " + path}))
 	}
 }
 
-func (p *Provider) serveMessages(w http.ResponseWriter, hr *http.Request, name string) {
+func (p *Provider) serve(w http.ResponseWriter, hr *http.Request, name, path string) {
+	refuse := func(status int, kind, message string) {
+		reply(w, status, codecs[path].problem(apiError{kind: kind, message: message}))
+	}
 	p.mu.Lock()
 	script := p.scripts[name]
 	p.mu.Unlock()
 	if script == nil {
-		refuse(w, http.StatusNotFound, apiError{"not_found_error", "no such script: " + name})
+		refuse(http.StatusNotFound, "not_found_error", "no such script: "+name)
 		return
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, hr.Body, maxBody))
 	if err != nil {
-		refuse(w, http.StatusRequestEntityTooLarge, apiError{"request_too_large", err.Error()})
+		refuse(http.StatusRequestEntityTooLarge, "request_too_large", err.Error())
 		return
 	}
-	r, err := ParseRequest(body)
+	r, err := ParseRequest(path, body)
 	if err != nil {
-		refuse(w, http.StatusBadRequest, apiError{"invalid_request_error", err.Error()})
+		refuse(http.StatusBadRequest, "invalid_request_error", err.Error())
 		return
 	}
 	r.Path, r.Header = hr.URL.Path, hr.Header.Clone()
@@ -257,7 +266,7 @@ func (p *Provider) serveMessages(w http.ResponseWriter, hr *http.Request, name s
 	step, err := script.next(r)
 	if err != nil {
 		// Not an answer a CLI repeats: a script that is too short shows at once.
-		refuse(w, http.StatusBadRequest, apiError{"invalid_request_error", err.Error()})
+		refuse(http.StatusBadRequest, "invalid_request_error", err.Error())
 		return
 	}
 	step = step.resolve(r)
@@ -271,10 +280,12 @@ func (p *Provider) serveMessages(w http.ResponseWriter, hr *http.Request, name s
 	for k, v := range step.header {
 		w.Header()[k] = v
 	}
-	w.Header().Set("Request-Id", fmt.Sprintf("req_%s_%d", name, r.N))
+	id := fmt.Sprintf("req_%s_%d", name, r.N)
+	w.Header().Set("Request-Id", id)
+	w.Header().Set("X-Request-Id", id)
 	switch {
 	case step.status != 0:
-		refuse(w, step.status, step.problem)
+		reply(w, step.status, r.codec.problem(step.problem))
 	case step.page != "":
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
 		_, _ = io.WriteString(w, step.page) // the client went away: so be it
@@ -299,7 +310,7 @@ var errCut = errors.New("cut as scripted")
 
 // send answers with the step's content, as a stream or whole.
 func (s Step) send(ctx context.Context, w http.ResponseWriter, r *Request) error {
-	m, err := s.answer(r)
+	a, err := s.answer(r)
 	if err != nil {
 		return err
 	}
@@ -307,13 +318,13 @@ func (s Step) send(ctx context.Context, w http.ResponseWriter, r *Request) error
 		if s.hold.at == midStream && !wait(ctx, s.hold.until) {
 			return ctx.Err()
 		}
-		reply(w, http.StatusOK, m)
+		reply(w, http.StatusOK, r.codec.whole(a))
 		return nil
 	}
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	flusher := http.NewResponseController(w)
-	words := 0
-	for _, e := range m.events() {
+	said := 0
+	for _, e := range r.codec.events(a) {
 		if e.word && s.pace > 0 && !pause(ctx, s.pace) {
 			return ctx.Err()
 		}
@@ -326,7 +337,7 @@ func (s Step) send(ctx context.Context, w http.ResponseWriter, r *Request) error
 		if !e.word {
 			continue
 		}
-		if words++; words > 1 {
+		if said++; said > 1 {
 			continue
 		}
 		// The first word is out: this is the middle of the stream.
@@ -334,19 +345,24 @@ func (s Step) send(ctx context.Context, w http.ResponseWriter, r *Request) error
 			return ctx.Err()
 		}
 		if s.fault != sound {
-			return s.breakOff(w)
+			return s.breakOff(w, e, r.codec.failure(a, s.problem))
 		}
 	}
 	return nil
 }
 
-func (s Step) breakOff(w io.Writer) error {
+// breakOff ends a stream after an event of it.
+func (s Step) breakOff(w io.Writer, after, failure event) error {
 	switch s.fault {
 	case badJSON:
-		_, err := io.WriteString(w, "event: content_block_delta\ndata: {\"type\":\"content_blo\n\n")
+		name := ""
+		if after.name != "" {
+			name = "event: " + after.name + "\n"
+		}
+		_, err := io.WriteString(w, name+"data: {\"type\":\"content_blo\n\n")
 		return err
 	case streamError:
-		return write(w, event{name: "error", data: s.problem.body()})
+		return write(w, failure)
 	default:
 		return errCut
 	}
@@ -360,8 +376,6 @@ func write(w io.Writer, e event) error {
 	_, err = w.Write(data)
 	return err
 }
-
-func refuse(w http.ResponseWriter, status int, e apiError) { reply(w, status, e.body()) }
 
 func reply(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")

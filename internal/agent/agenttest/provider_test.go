@@ -178,7 +178,7 @@ func TestScript(t *testing.T) {
 		t.Parallel()
 		c := conversation{}
 		c.say("user", textBlock("go"))
-		c.say("user", resultBlock("toolu_step6_x", "ok"))
+		c.say("user", resultBlock("call_step6_x", "ok"))
 		short := ask(t, p.Script("short", agenttest.Text("only")), c.body())
 		defer short.Body.Close()
 		body, _ := io.ReadAll(short.Body)
@@ -279,15 +279,28 @@ func TestProviderPaths(t *testing.T) {
 		{"POST", "/v1/messages?beta=true", prompt("hi"), 200},
 		{"POST", "/s/demo/v1/messages", prompt("hi"), 200},
 		{"POST", "/s/demo/v1/messages/count_tokens", "{}", 200},
+		{"POST", "/s/demo/v1/responses", responsesPrompt, 200},
+		{"POST", "/s/demo/v1/chat/completions", chatPrompt, 200},
 		{"GET", "/v1/models", "", 200},
 		{"HEAD", "/", "", 200},
 		{"POST", "/s/unheard-of/v1/messages", prompt("hi"), 404},
 		{"GET", "/v1/messages", "", 404},
 		{"POST", "/v1/messages", "not json", 400},
+		{"POST", "/v1/responses", "not json", 400},
+		{"POST", "/s/unheard-of/v1/chat/completions", chatPrompt, 404},
+		{"UPGRADE", "/s/demo/v1/responses", "", 426},
 	} {
-		req, err := http.NewRequestWithContext(t.Context(), tc.method, base+tc.path, strings.NewReader(tc.body))
+		method, upgrade := tc.method, tc.method == "UPGRADE"
+		if upgrade {
+			method = http.MethodGet
+		}
+		req, err := http.NewRequestWithContext(t.Context(), method, base+tc.path, strings.NewReader(tc.body))
 		if err != nil {
 			t.Fatal(err)
+		}
+		if upgrade {
+			req.Header.Set("Connection", "Upgrade")
+			req.Header.Set("Upgrade", "websocket")
 		}
 		res, err := client.Do(req)
 		if err != nil {
@@ -298,8 +311,8 @@ func TestProviderPaths(t *testing.T) {
 			t.Errorf("%s %s: %d, want %d", tc.method, tc.path, res.StatusCode, tc.want)
 		}
 	}
-	if got := len(s.Requests()); got != 2 {
-		t.Errorf("%d requests on record, want the 2 that asked the model", got)
+	if got := len(s.Requests()); got != 4 {
+		t.Errorf("%d requests on record, want the 4 that asked the model", got)
 	}
 }
 
@@ -319,7 +332,12 @@ var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, T
 
 func ask(t *testing.T, s *agenttest.Script, body string) *http.Response {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL()+"/v1/messages?beta=true", strings.NewReader(body))
+	return askAt(t, s, "/v1/messages?beta=true", body)
+}
+
+func askAt(t *testing.T, s *agenttest.Script, path, body string) *http.Response {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL()+path, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Request is what a CLI asked of the model.
+// Request is what a CLI asked of the model, in whichever API.
 type Request struct {
 	N      int // the how manieth of its script, from 1
 	Step   int // the step of the script it has come to, from 0
@@ -18,28 +18,33 @@ type Request struct {
 	Body   []byte
 
 	Model   string
+	Effort  string // how hard to think, in the CLI's word for it; empty: not said
 	Stream  bool
 	System  string       // the system prompt, whole
 	Prompt  string       // the newest text a person wrote
 	Results []ToolResult // what tools gave back since then
 	Tools   []Tool       // what the model was offered
-	WorkDir string       // the working directory the system prompt names
+	WorkDir string       // the working directory the CLI names
 
-	done chan struct{}
+	codec codec
+	done  chan struct{}
 }
 
 // Tool is a tool offered to the model.
 type Tool struct {
-	Name        string          `json:"name"`
-	Description string          `json:"description"`
-	Schema      json.RawMessage `json:"input_schema"`
+	Name        string // of an MCP tool in a namespace: NAMESPACE__TOOL
+	Description string
+	Schema      json.RawMessage
+	Freeform    bool // it takes a text, not JSON
+
+	namespace, bare string // how it is called, when it is in a namespace
 }
 
 // ToolResult is what a tool call gave back to the model.
 type ToolResult struct {
 	CallID string
 	Text   string
-	Error  bool
+	Error  bool // said by the Messages API only
 }
 
 // Done is closed when the request's answer has ended, or its sender hung up.
@@ -64,6 +69,15 @@ func (r *Request) ToolWithSuffix(suffix string) (Tool, bool) {
 	return Tool{}, false
 }
 
+func (r *Request) tool(name string) (Tool, bool) {
+	for _, t := range r.Tools {
+		if t.Name == name {
+			return t, true
+		}
+	}
+	return Tool{}, false
+}
+
 // firstAllowed is the first value that the tool's schema allows for an
 // argument, or otherwise where the schema lists none.
 func (t Tool) firstAllowed(argument, otherwise string) string {
@@ -82,19 +96,8 @@ func (t Tool) firstAllowed(argument, otherwise string) string {
 	return otherwise
 }
 
-// messagesRequest is the part of a Messages API request that is read here.
-type messagesRequest struct {
-	Model    string  `json:"model"`
-	Stream   bool    `json:"stream"`
-	System   content `json:"system"`
-	Tools    []Tool  `json:"tools"`
-	Messages []struct {
-		Role    string  `json:"role"`
-		Content content `json:"content"`
-	} `json:"messages"`
-}
-
 // content is a list of blocks, or a bare string in the place of one text block.
+// All three APIs have it so, with names of their own for a block of text.
 type content []contentBlock
 
 type contentBlock struct {
@@ -120,58 +123,61 @@ func (c *content) UnmarshalJSON(data []byte) error {
 func (c content) text() string {
 	var texts []string
 	for _, b := range c {
-		if b.Type == "text" {
+		if b.Text != "" {
 			texts = append(texts, b.Text)
 		}
 	}
 	return strings.Join(texts, "\n")
 }
 
-// reminder opens the text blocks that Claude Code adds to what a person wrote.
-const reminder = "<system-reminder>"
+// added open the texts that CLIs put among what a person wrote.
+var added = []string{
+	"<system-reminder>",        // Claude Code
+	"<environment_context>",    // Codex
+	"# AGENTS.md instructions", // Codex
+	"<turn_aborted>",           // Codex
+}
 
-var workDir = regexp.MustCompile(`(?im)^[\s-]*(?:primary )?working directory: *(/.*?)\s*$`)
+// workDir is how the CLIs name the working directory: Claude Code and opencode in
+// words, Codex and pi as an element.
+var workDir = regexp.MustCompile(`(?im)^[\s-]*(?:primary )?working directory: *(/.*?)\s*$|<cwd>\s*(/.*?)\s*</cwd>`)
 
-// ParseRequest reads the body of a Messages API request.
-func ParseRequest(body []byte) (*Request, error) {
-	var in messagesRequest
-	if err := json.Unmarshal(body, &in); err != nil {
-		return nil, fmt.Errorf("parse messages request: %w", err)
+// ParseRequest reads the body of a request to the API at path, such as
+// /v1/messages.
+func ParseRequest(path string, body []byte) (*Request, error) {
+	api, ok := codecs[path]
+	if !ok {
+		return nil, fmt.Errorf("parse request: no API at %s", path)
 	}
-	r := &Request{
-		Body:   body,
-		Model:  in.Model,
-		Stream: in.Stream,
-		Tools:  in.Tools,
-		done:   make(chan struct{}),
+	r := &Request{Path: path, Body: body, codec: api, done: make(chan struct{})}
+	if err := api.parse(body, r); err != nil {
+		return nil, fmt.Errorf("parse request to %s: %w", path, err)
 	}
-	system := []string{in.System.text()}
-	for _, m := range in.Messages {
-		switch m.Role {
-		case "system": // Claude Code keeps the changing part of its prompt there
-			system = append(system, m.Content.text())
-		case "user":
-			r.take(m.Content)
-		}
-	}
-	r.System = strings.Join(system, "\n")
-	if m := workDir.FindStringSubmatch(r.System); m != nil {
-		r.WorkDir = m[1]
-	}
+	r.lookForWorkDir(r.System)
 	for _, result := range r.Results {
-		r.Step = max(r.Step, stepOfCall(result.CallID)+1)
+		r.Step = max(r.Step, stepAfter(result.CallID))
 	}
 	return r, nil
 }
 
-// take follows the conversation: a prompt opens a turn, results continue it.
-func (r *Request) take(c content) {
-	for _, b := range c {
-		switch {
-		case b.Type == "tool_result":
-			r.Results = append(r.Results, ToolResult{b.ToolUseID, b.Content.text(), b.IsError})
-		case b.Type == "text" && !strings.HasPrefix(b.Text, reminder):
-			r.Prompt, r.Results = b.Text, nil
+// said follows the conversation: a prompt opens a turn.
+func (r *Request) said(text string) {
+	for _, opening := range added {
+		if strings.HasPrefix(text, opening) {
+			r.lookForWorkDir(text)
+			return
 		}
+	}
+	if text != "" {
+		r.Prompt, r.Results = text, nil
+	}
+}
+
+// result follows the conversation: results continue a turn.
+func (r *Request) result(t ToolResult) { r.Results = append(r.Results, t) }
+
+func (r *Request) lookForWorkDir(text string) {
+	if m := workDir.FindStringSubmatch(text); m != nil {
+		r.WorkDir = m[1] + m[2]
 	}
 }

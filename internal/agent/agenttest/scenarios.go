@@ -45,6 +45,16 @@ func Scenarios() []Scenario {
 					WithHeader(SubscriptionLimit("rejected", 1, time.Now().Add(time.Hour)))
 			}),
 		}},
+		{"429long", "too many requests, try again in an hour", []Step{tooMany.WithHeader(RetryAfter(time.Hour))}},
+		{"quota", "the account's quota is used up, in OpenAI's words", []Step{
+			Fail(http.StatusTooManyRequests, "insufficient_quota", "You exceeded your current quota, please check your plan"),
+		}},
+		{"usagelimit", "a ChatGPT plan's limit is used up for an hour", []Step{
+			Func(func(*Request) Step {
+				reset := time.Now().Add(time.Hour)
+				return UsageLimit(reset).WithHeader(PlanLimit(1, 5*time.Hour, reset))
+			}),
+		}},
 		{"500", "fails inside the provider", []Step{Fail(http.StatusInternalServerError, "api_error", "Internal server error")}},
 		{"529", "is overloaded", []Step{Fail(529, "overloaded_error", "Overloaded")}},
 	}

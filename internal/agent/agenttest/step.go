@@ -4,20 +4,20 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 )
 
-// Usage is what a step says its answer consumed, in tokens.
+// Usage is what a step says its answer consumed, in tokens. Input counts neither
+// kind of cached tokens, Output counts Reasoning. Each API tells what it has a
+// word for: Messages no Reasoning, the others no CacheWrite.
 type Usage struct {
-	Input, Output, CacheRead, CacheWrite int
+	Input, Output, Reasoning, CacheRead, CacheWrite int
 }
 
 // DefaultUsage is the usage of a step that names none. Its figures differ
 // from one another so that a test can tell which of them went where.
-var DefaultUsage = Usage{Input: 1234, Output: 77, CacheRead: 5000, CacheWrite: 100}
+var DefaultUsage = Usage{Input: 1234, Output: 77, Reasoning: 11, CacheRead: 5000, CacheWrite: 100}
 
 // Step is what one request of a script is answered with. The functions of
 // this package make steps; a step's methods return changed copies of it.
@@ -45,13 +45,18 @@ type block struct {
 	text     string
 	thinking string
 
-	tool string
-	args any
+	tool   string
+	args   any
+	search bool // for a tool, before the call that the step is about
 }
 
 type apiError struct {
 	kind, message string
+	resets        time.Time // of a usage limit
 }
+
+// usageLimit is the kind of error by which a ChatGPT plan's limit is told.
+const usageLimit = "usage_limit_reached"
 
 // hold keeps an answer back at one point. A nil until is never over.
 type hold struct {
@@ -84,46 +89,10 @@ func Text(text string) Step {
 }
 
 // Call answers with a call of the tool of that name; MCP tools go by the name
-// they have in the request, such as mcp__server__tool.
+// they have in the request, such as mcp__server__tool. A freeform tool takes args
+// as a string.
 func Call(tool string, args any) Step {
 	return Step{content: []block{{tool: tool, args: args}}}
-}
-
-// Shell answers with a call of the shell tool.
-func Shell(command string) Step {
-	return Call("Bash", map[string]any{"command": command, "description": "Run a command"})
-}
-
-// Write answers with a call that writes a file. A relative path is taken from
-// the working directory that the request names.
-func Write(path, content string) Step {
-	return Func(func(r *Request) Step {
-		full := path
-		if !filepath.IsAbs(full) {
-			full = filepath.Join(r.WorkDir, path)
-		}
-		return Call("Write", map[string]any{"file_path": full, "content": content})
-	})
-}
-
-// Report answers with a call of whichever offered tool reports the outcome,
-// with the first status it allows. Without such a tool it ends the turn with
-// a text that says so.
-func Report(note string) Step { return ReportStatus("", note) }
-
-// ReportStatus is Report with a status of the caller's choice, allowed or not.
-func ReportStatus(status, note string) Step {
-	return Func(func(r *Request) Step {
-		tool, ok := r.ToolWithSuffix("__report_outcome")
-		if !ok {
-			return Text("There is no tool to report the outcome with. " + note)
-		}
-		status := status
-		if status == "" {
-			status = tool.firstAllowed("status", "done")
-		}
-		return Call(tool.Name, map[string]any{"status": status, "note": note})
-	})
 }
 
 // Together answers with everything that the given steps would answer, in one
@@ -148,7 +117,14 @@ func (s Step) Thinking(text string) Step {
 
 // Fail answers with an HTTP error, its kind and message in the API's form.
 func Fail(status int, kind, message string) Step {
-	return Step{status: status, problem: apiError{kind, message}}
+	return Step{status: status, problem: apiError{kind: kind, message: message}}
+}
+
+// UsageLimit answers that a plan's limit is used up until it resets, as OpenAI does.
+func UsageLimit(resets time.Time) Step {
+	s := Fail(http.StatusTooManyRequests, usageLimit, "The usage limit has been reached")
+	s.problem.resets = resets
+	return s
 }
 
 // HTML answers with a page and status 200, as a captive portal would.
@@ -192,7 +168,7 @@ func (s Step) BadJSON() Step {
 
 // StreamError ends the stream in the middle with the API's own error event.
 func (s Step) StreamError(kind, message string) Step {
-	return s.derive(func(s *Step) { s.fault, s.problem = streamError, apiError{kind, message} })
+	return s.derive(func(s *Step) { s.fault, s.problem = streamError, apiError{kind: kind, message: message} })
 }
 
 // Paced pauses before each word of a streamed answer.
@@ -283,28 +259,4 @@ func (s Step) String() string {
 		what += ", broken off"
 	}
 	return what
-}
-
-// RetryAfter is the header that asks for a pause before the next try.
-func RetryAfter(d time.Duration) http.Header {
-	return http.Header{"Retry-After": {strconv.Itoa(int(d.Seconds()))}}
-}
-
-// SubscriptionLimit is the headers that tell a subscription's user about the
-// five hour limit: status is allowed, allowed_warning or rejected, used the
-// fraction of the limit that is spent.
-func SubscriptionLimit(status string, used float64, reset time.Time) http.Header {
-	const unified = "Anthropic-Ratelimit-Unified-"
-	at := strconv.FormatInt(reset.Unix(), 10)
-	h := http.Header{}
-	h.Set(unified+"Status", status)
-	h.Set(unified+"Reset", at)
-	h.Set(unified+"5h-Status", status)
-	h.Set(unified+"5h-Reset", at)
-	h.Set(unified+"5h-Utilization", strconv.FormatFloat(used, 'f', -1, 64))
-	h.Set(unified+"Representative-Claim", "five_hour")
-	if status == "allowed_warning" {
-		h.Set(unified+"5h-Surpassed-Threshold", "0.9")
-	}
-	return h
 }

@@ -57,7 +57,8 @@ func serve(ctx context.Context, addr string, out, errs io.Writer) error {
 		p.Script(s.Name, s.Steps...)
 	}
 	base := "http://" + l.Addr().String()
-	fmt.Fprintf(out, "The scripted provider listens on %s. Set ANTHROPIC_BASE_URL to one of\n\n", base)
+	fmt.Fprintf(out, "The scripted provider listens on %s. Set ANTHROPIC_BASE_URL to one of these;\n"+
+		"a base URL of OpenAI's APIs has /v1 after it.\n\n", base)
 	scenarios(out, base)
 	return p.Serve(ctx, l)
 }
@@ -65,8 +66,9 @@ func serve(ctx context.Context, addr string, out, errs io.Writer) error {
 func usage(flags *flag.FlagSet, out io.Writer) {
 	flags.SetOutput(out)
 	fmt.Fprint(out, "Usage: provider [--addr HOST:PORT]\n\n",
-		"Serves the Anthropic Messages API from scripts. The base URL's path names\n",
-		"the scenario; without one it is ", agenttest.DefaultScript, ".\n\n")
+		"Serves the Anthropic Messages API and, with /v1 after the base URL, OpenAI's\n",
+		"Responses and chat completions, from scripts. The base URL's path names the\n",
+		"scenario; without one it is ", agenttest.DefaultScript, ".\n\n")
 	flags.PrintDefaults()
 	fmt.Fprintln(out, "\nScenarios:")
 	scenarios(out, "")
