@@ -69,7 +69,7 @@ provide() {
 	esac
 	pinned=$(sed -n 's/^[[:space:]]*"version": *"\(.*\)".*/\1/p' "$home/package.json" | head -1)
 	pinned=${pinned%-"$platform"}
-	got=$(HOME=$new/home TMPDIR=$new/home "$new/bin/$1" --version) || die "$1 does not run on this machine"
+	got=$(HOME=$new/home TMPDIR=$new/tmp "$new/bin/$1" --version) || die "$1 does not run on this machine"
 	case $got in
 	*"$pinned"*) say "$1 $pinned, $(du -sm "$home" | cut -f1) MB" ;;
 	*) die "$1 says it is '$got', pinned is $pinned" ;;
@@ -83,7 +83,7 @@ install() {
 	# What is installed stays in use until all of the new is there and runs.
 	trap 'rm -rf "$new"' EXIT
 	rm -rf "$new"
-	mkdir -p "$new/bin" "$new/home"
+	mkdir -p "$new/bin" "$new/home" "$new/tmp"
 	cp "$pins/package.json" "$pins/package-lock.json" "$pins/.npmrc" "$new"
 	# Errors only: npm would warn that a node older than the CLIs ask for installs
 	# them, which does not matter to how they are run.

@@ -83,7 +83,9 @@ func (p *Provider) Serve(ctx context.Context, l net.Listener) error {
 	// Hung answers never end by themselves, so there is nothing to wait for
 	// before the connections are dropped.
 	err := srv.Close()
-	<-ended
+	if served := <-ended; !errors.Is(served, http.ErrServerClosed) {
+		err = errors.Join(err, served)
+	}
 	open.Wait()
 	return err
 }

@@ -48,7 +48,7 @@ func TestRun(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		go io.Copy(io.Discard, said) // ends with the pipe
+		go func() { _, _ = io.Copy(io.Discard, said) }() // ends with the pipe
 		_, base, _ := strings.Cut(string(buf[:n]), "listens on ")
 		base, _, _ = strings.Cut(base, ". Set")
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
