@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"turnpike/internal/agent/confine"
 	"turnpike/internal/job"
 )
 
@@ -76,9 +77,20 @@ func TestCompose(t *testing.T) {
 			t.Errorf("%d workers took part (%v)", workers, err)
 		}
 	})
-	t.Run("a worker without capabilities confines its turns", func(t *testing.T) {
-		if got := c.sql("SELECT string_agg(DISTINCT placement, ',') FROM turnpike.attempts"); got != "none-confined" {
-			t.Errorf("placements: %q", got)
+	t.Run("workers without capabilities confine their turns", func(t *testing.T) {
+		if lanes := c.sql("SELECT string_agg(DISTINCT lane, ',') FROM turnpike.attempts"); lanes != "none-confined/default" {
+			t.Errorf("turns ran on %q", lanes)
+		}
+		var probe struct {
+			Confinement struct {
+				Mode confine.Mode `json:"mode"`
+			} `json:"confinement"`
+		}
+		if err := json.Unmarshal([]byte(c.run(nil, "exec", "-T", "worker", "worker", "probe", "-o", "json")), &probe); err != nil {
+			t.Fatal(err)
+		}
+		if probe.Confinement.Mode != confine.LandlockOnly {
+			t.Errorf("confined by %q, want %q", probe.Confinement.Mode, confine.LandlockOnly)
 		}
 		if caps := c.run(nil, "exec", "-T", "worker", "grep", "CapBnd", "/proc/self/status"); !strings.Contains(caps, "0000000000000000") {
 			t.Errorf("the worker keeps capabilities: %s", caps)
@@ -124,7 +136,7 @@ func compose(t *testing.T) *composition {
 	c.args = []string{"--env-file", env, "-f", filepath.Join(root, "compose.yaml"), "-f", c.override(dir, provider)}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Log(c.run(nil, "logs", "--tail=40"))
+			t.Log(c.run(nil, "logs", "--tail=40", "migrate", "dispatcher", "worker"))
 		}
 		c.run(nil, "down", "-v", "--timeout", "5")
 		for _, program := range []string{"dispatcher", "worker"} {
