@@ -154,10 +154,9 @@ const choose = `
 				AND ((p.scope = 'tenant' AND p.name = q.tenant) OR (p.scope = 'account' AND p.name = q.credential))) AS paused_until,
 			coalesce(q.deadline <= now(), false) AS expired
 		FROM (SELECT job_id, turn FROM heads ORDER BY turn, ready, job_id LIMIT @window) h
-		JOIN turnpike.queue q ON q.job_id = h.job_id
-		WHERE q.ready IS NOT NULL
-		ORDER BY q.job_id
-		FOR NO KEY UPDATE OF q SKIP LOCKED
+		CROSS JOIN LATERAL (
+			SELECT * FROM turnpike.queue q WHERE q.job_id = h.job_id AND q.ready IS NOT NULL
+			FOR NO KEY UPDATE SKIP LOCKED) q
 	),
 	taken AS MATERIALIZED (
 		SELECT l.job_id, l.tenant, l.concurrency_key FROM turnpike.queue l

@@ -166,7 +166,7 @@ const letOut = `out AS (
 				ORDER BY w.rank LIMIT 1
 				FOR UPDATE SKIP LOCKED) AS job_id
 			FROM (SELECT DISTINCT tenant, concurrency_key FROM freed WHERE concurrency_key IS NOT NULL) k) w
-		WHERE q.job_id = w.job_id AND q.parked = 'key'
+		WHERE q.job_id = w.job_id
 	)`
 
 // late meets the reports that bore no lease. The attempt the reaper closed is filled

@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"testing"
 	"time"
 
@@ -14,7 +15,13 @@ import (
 	"turnpike/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+func TestMain(m *testing.M) {
+	// A run of the model asks the database thousands of things; -rapid.checks asks for more.
+	if err := flag.Set("rapid.checks", "25"); err != nil {
+		panic(err)
+	}
+	testenv.Main(m)
+}
 
 var schema = testenv.Migrated(func(ctx context.Context, dsn string) error {
 	_, err := store.Migrate(ctx, dsn, nil)
@@ -115,7 +122,12 @@ func (d *desk) claim(sel ...job.Selected) []job.Claimed {
 // running enqueues a job and brings it to a running attempt.
 func (d *desk) running(edit ...func(*job.Request)) job.Claimed {
 	d.t.Helper()
-	id := d.enqueue(edit...)
+	return d.run(d.enqueue(edit...))
+}
+
+// run selects and claims one job; others that are selected stay dispatched.
+func (d *desk) run(id job.ID) job.Claimed {
+	d.t.Helper()
 	for _, s := range d.dispatch(1000) {
 		if s.Job == id {
 			if got := d.claim(s); len(got) == 1 {

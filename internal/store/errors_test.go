@@ -1,0 +1,15 @@
+package store_test
+
+import "errors"
+
+type fataler interface {
+	Helper()
+	Fatalf(string, ...any)
+}
+
+func wantIs(t fataler, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Fatalf("got error %v, want %v", err, want)
+	}
+}

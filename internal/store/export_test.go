@@ -1,0 +1,4 @@
+package store
+
+// Choose is the statement behind Select, for EXPLAIN.
+const Choose = choose

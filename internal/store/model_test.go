@@ -1,0 +1,564 @@
+package store_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/jackc/pgx/v5"
+	"pgregory.net/rapid"
+
+	"turnpike/internal/job"
+	"turnpike/internal/store"
+)
+
+// modelJob is a job as the model has it: what the design says, in plain Go.
+type modelJob struct {
+	tenant, key, account string
+	policy               job.RetryPolicy
+	max                  int
+
+	state     job.State
+	paused    bool // waits for a pause's end, as far as selection noticed
+	dispatch  int
+	attempt   int
+	spent     int
+	crashes   int
+	overloads int
+	returns   int
+	resume    string
+
+	token     job.Token
+	started   bool
+	tools     int
+	conv      string
+	cancelled bool
+}
+
+func (j *modelJob) live() bool { return j.state == job.Dispatched || j.state == job.Running }
+
+func (j *modelJob) credential() string {
+	if j.account == "" {
+		return store.DefaultAccount("claude")
+	}
+	return j.account
+}
+
+type modelAttempt struct {
+	ending job.Ending
+	late   bool
+	cost   job.USD // -1 is unknown
+}
+
+type heldLease struct {
+	job.Lease
+	worker string
+}
+
+// machine runs random commands against a store and the model, side by side.
+type machine struct {
+	d        *desk
+	jobs     map[job.ID]*modelJob
+	ids      []job.ID // in the order of their making
+	attempts map[job.Lease]*modelAttempt
+	leases   []heldLease // ever granted
+	sent     []job.Claim // ever dispatched, with the token they were claimed with, if they were
+	paused   map[string]bool
+}
+
+func TestModel(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	rapid.Check(t, func(rt *rapid.T) {
+		d := &desk{DB: d.DB, t: t, env: d.env, pool: d.pool, epoch: d.epoch}
+		for _, table := range []string{"queue", "jobs", "attempts", "costs", "outcomes", "finished", "events", "orphans", "pauses"} {
+			d.sql(`DELETE FROM turnpike.` + table) // much faster than truncating partitions
+		}
+		m := &machine{d: d, jobs: map[job.ID]*modelJob{}, attempts: map[job.Lease]*modelAttempt{}, paused: map[string]bool{}}
+		rt.Repeat(map[string]func(*rapid.T){
+			"enqueue":    m.enqueue,
+			"select":     m.selectSome,
+			"claim":      m.claim,
+			"claim2":     m.claim,
+			"beat":       m.beat,
+			"settle":     m.settle,
+			"settle2":    m.settle,
+			"reap":       m.reap,
+			"cancel":     m.cancel,
+			"wake":       m.wake,
+			"redispatch": m.redispatch,
+			"pause":      m.pause,
+			"lift":       m.lift,
+			"":           m.check,
+		})
+	})
+}
+
+func (m *machine) pick(rt *rapid.T) (job.ID, *modelJob) {
+	if len(m.ids) == 0 {
+		rt.Skip("no jobs")
+	}
+	id := rapid.SampledFrom(m.ids).Draw(rt, "job")
+	return id, m.jobs[id]
+}
+
+func (m *machine) enqueue(rt *rapid.T) {
+	j := &modelJob{
+		tenant:  rapid.SampledFrom([]string{"red", "blue"}).Draw(rt, "tenant"),
+		key:     rapid.SampledFrom([]string{"", "", "k", "l"}).Draw(rt, "key"),
+		account: rapid.SampledFrom([]string{"", "main"}).Draw(rt, "account"),
+		policy:  rapid.SampledFrom(job.RetryPolicies()).Draw(rt, "policy"),
+		max:     rapid.IntRange(1, 4).Draw(rt, "tries"),
+		state:   job.Queued,
+	}
+	priority := rapid.IntRange(-1, 1).Draw(rt, "priority")
+	later := rapid.Bool().Draw(rt, "later")
+	id := m.d.enqueue(func(r *job.Request) {
+		r.Tenant, r.ConcurrencyKey, r.Account, r.Priority = j.tenant, j.key, j.account, priority
+		r.Retry.Policy, r.Retry.MaxTries = j.policy, j.max
+		if later {
+			r.RunAt = time.Now().Add(time.Hour)
+		}
+	})
+	if later {
+		j.state = job.Scheduled
+	}
+	m.jobs[id] = j
+	m.ids = append(m.ids, id)
+}
+
+func (m *machine) taken(tenant, key string) bool {
+	for _, j := range m.jobs {
+		if j.live() && j.tenant == tenant && j.key == key && key != "" {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *machine) selectSome(rt *rapid.T) {
+	n := rapid.IntRange(1, 4).Draw(rt, "n")
+	may := map[job.ID]bool{}
+	room := 0
+	keys := map[string]bool{}
+	for id, j := range m.jobs {
+		if j.state != job.Queued || j.paused || m.paused[j.credential()] || m.taken(j.tenant, j.key) {
+			continue
+		}
+		may[id] = true
+		if k := j.tenant + "/" + j.key; j.key == "" {
+			room++
+		} else if !keys[k] {
+			keys[k] = true
+			room++
+		}
+	}
+	got, err := m.d.Select(m.d.t.Context(), m.d.epoch, lane, n)
+	if err != nil {
+		rt.Fatal(err)
+	}
+	if len(got) != min(n, room) {
+		rt.Fatalf("selected %d of %d that may run, asked for %d", len(got), room, n)
+	}
+	for _, s := range got {
+		j := m.jobs[s.Job]
+		if !may[s.Job] || m.taken(j.tenant, j.key) {
+			rt.Fatalf("selected %s, which may not run: %+v", s.Job, j)
+		}
+		j.state = job.Dispatched
+		j.dispatch++
+		if s.Dispatch != j.dispatch || s.Tenant != j.tenant {
+			rt.Fatalf("selected %+v, want number %d", s, j.dispatch)
+		}
+		m.sent = append(m.sent, job.Claim{Job: s.Job, Dispatch: s.Dispatch})
+	}
+}
+
+func (m *machine) redispatch(rt *rapid.T) {
+	for id, j := range m.jobs {
+		if j.state == job.Dispatched && rapid.Bool().Draw(rt, "published") {
+			if err := m.d.Published(m.d.t.Context(), []job.Delivery{{Job: id, Dispatch: j.dispatch}}); err != nil {
+				rt.Fatal(err)
+			}
+		}
+	}
+	got, err := m.d.Redispatch(m.d.t.Context(), m.d.epoch, lane, 0, false, 100)
+	if err != nil {
+		rt.Fatal(err)
+	}
+	n := 0
+	for _, j := range m.jobs {
+		if j.state == job.Dispatched {
+			n++
+		}
+	}
+	if len(got) != n {
+		rt.Fatalf("dispatched %d again, want %d", len(got), n)
+	}
+	for _, s := range got {
+		j := m.jobs[s.Job]
+		j.dispatch++
+		if j.state != job.Dispatched || s.Dispatch != j.dispatch {
+			rt.Fatalf("dispatched again: %+v, have %+v", s, j)
+		}
+		m.sent = append(m.sent, job.Claim{Job: s.Job, Dispatch: s.Dispatch})
+	}
+}
+
+func (m *machine) claim(rt *rapid.T) {
+	if len(m.sent) == 0 {
+		rt.Skip("nothing dispatched")
+	}
+	i := rapid.IntRange(0, len(m.sent)-1).Draw(rt, "delivery")
+	c := m.sent[i]
+	if c.Token == "" || rapid.Bool().Draw(rt, "anew") {
+		c.Token = job.NewToken()
+	}
+	who := rapid.SampledFrom([]string{"w1", "w2"}).Draw(rt, "worker")
+	got, err := m.d.Claim(m.d.t.Context(), who, lane, []job.Claim{c})
+	if err != nil {
+		rt.Fatal(err)
+	}
+	j := m.jobs[c.Job]
+	for _, l := range m.leases {
+		if l.Token == c.Token && j.state == job.Running && j.token == c.Token && l.worker == who { // a repeat
+			if len(got) != 1 || got[0].Lease != l.Lease {
+				rt.Fatalf("claimed again: %+v, want %+v", got, l)
+			}
+			return
+		}
+	}
+	if j.state != job.Dispatched || j.dispatch != c.Dispatch || m.paused[j.credential()] {
+		if len(got) != 0 {
+			rt.Fatalf("claimed %+v, want a refusal: %+v", got, j)
+		}
+		return
+	}
+	if len(got) != 1 {
+		rt.Fatalf("refused %+v: %+v", c, j)
+	}
+	j.state, j.token, j.attempt = job.Running, c.Token, j.attempt+1
+	j.started, j.tools, j.conv = false, 0, ""
+	m.sent[i].Token = c.Token
+	if got[0].Attempt != j.attempt || got[0].Token != c.Token || got[0].Resume != j.resume || got[0].TriesSpent != j.spent || got[0].Account != j.account {
+		rt.Fatalf("claimed %+v, have %+v", got[0], j)
+	}
+	m.leases = append(m.leases, heldLease{got[0].Lease, who})
+}
+
+func (m *machine) lease(rt *rapid.T) (heldLease, *modelJob) {
+	if len(m.leases) == 0 {
+		rt.Skip("no leases")
+	}
+	// Mostly of what runs, at times of what is over.
+	var now []heldLease
+	for _, l := range m.leases {
+		if m.jobs[l.Job].token == l.Token {
+			now = append(now, l)
+		}
+	}
+	if len(now) == 0 || rapid.IntRange(0, 3).Draw(rt, "old") == 0 {
+		now = m.leases
+	}
+	l := rapid.SampledFrom(now).Draw(rt, "lease")
+	return l, m.jobs[l.Job]
+}
+
+func (m *machine) beat(rt *rapid.T) {
+	l, j := m.lease(rt)
+	b := job.Beat{Lease: l.Lease, Turns: 1}
+	if rapid.Bool().Draw(rt, "started") {
+		b.StartedAt = time.Now()
+	}
+	if rapid.Bool().Draw(rt, "tools") {
+		b.ToolCalls, b.Conversation = 1, "conv-"+fmt.Sprint(l.Attempt)
+	}
+	if rapid.Bool().Draw(rt, "lapsed") {
+		m.d.lapse(l.Job)
+	}
+	got, err := m.d.Beat(m.d.t.Context(), l.worker, []job.Beat{b, {Lease: job.Lease{Job: l.Job, Token: job.NewToken()}}})
+	if err != nil {
+		rt.Fatal(err)
+	}
+	ours := j.state == job.Running && j.token == l.Token
+	if len(got) != 2 || got[0].Job != l.Job || got[0].Ours != ours || got[1].Ours || (got[0].Cancelled != nil) != (ours && j.cancelled) {
+		rt.Fatalf("beat %+v, have %+v", got, j)
+	}
+	if ours {
+		j.started = j.started || !b.StartedAt.IsZero()
+		j.tools = max(j.tools, b.ToolCalls)
+		if b.Conversation != "" {
+			j.conv = b.Conversation
+		}
+	}
+}
+
+func (m *machine) close(j *modelJob, ending job.Ending, isError, started, resumable bool, tools int, conv string) {
+	next, _, spends, back, resume, _ := after(attempted{Ending: ending, IsError: isError, Started: started || j.started,
+		Touched: max(tools, j.tools) > 0 || j.resume != "", Resumable: resumable, Cancelled: j.cancelled, Policy: j.policy, Spent: j.spent, Max: j.max,
+		Backoff: 1000, Crashes: j.crashes, Overloads: j.overloads, Returns: j.returns})
+	j.state, j.token, j.cancelled = next, "", false
+	if spends {
+		j.spent++
+	}
+	if back {
+		j.returns++
+		if ending == job.EndOverloaded {
+			j.overloads++
+		}
+	} else {
+		j.returns = 0
+	}
+	if ending == job.EndLost {
+		j.crashes++
+	}
+	if conv == "" {
+		conv = j.conv
+	}
+	if resume {
+		j.resume = conv
+	}
+	if ending == job.EndLimited || ending == job.EndCredential {
+		m.pauseNow(j.credential())
+	}
+}
+
+func (m *machine) pauseNow(credential string) {
+	m.paused[credential] = true
+	for _, j := range m.jobs {
+		if j.state == job.Dispatched && j.credential() == credential {
+			j.state = job.Queued
+		}
+	}
+}
+
+func (m *machine) settle(rt *rapid.T) {
+	l, j := m.lease(rt)
+	var may []job.Ending
+	for _, e := range job.Endings() {
+		if e != job.EndLost {
+			may = append(may, e)
+		}
+	}
+	r := job.Report{Version: 1, Lease: l.Lease, Worker: l.worker, Ending: rapid.SampledFrom(may).Draw(rt, "ending"), EndedAt: time.Now(),
+		IsError: rapid.Bool().Draw(rt, "error"), Started: rapid.Bool().Draw(rt, "started"), Resumable: rapid.Bool().Draw(rt, "resumable")}
+	cost := job.USD(-1)
+	if rapid.Bool().Draw(rt, "priced") {
+		cost = job.USD(rapid.IntRange(0, 5_000_000).Draw(rt, "cost"))
+		r.CostUSD = &cost
+		r.Usage = []job.ModelUsage{{Model: "m", InputTokens: 1, CostUSD: &cost}}
+	}
+	if rapid.Bool().Draw(rt, "tools") {
+		r.ToolCalls, r.Conversation = 1, "conv-"+fmt.Sprint(l.Attempt)
+	}
+	if r.Resumable && r.Conversation == "" && j.conv == "" {
+		r.Conversation = "conv-x" // what can be continued has a name
+	}
+	forged := rapid.IntRange(0, 9).Draw(rt, "forged") == 0
+	if forged {
+		r.Lease.Token = job.NewToken()
+	}
+	got, err := m.d.Settle(m.d.t.Context(), []job.Report{r, r})
+	if err != nil {
+		rt.Fatal(err)
+	}
+	want := job.SettledNever
+	known := m.attempts[r.Lease]
+	switch {
+	case forged:
+	case j.state == job.Running && j.token == r.Lease.Token:
+		want = job.SettledNow
+		m.attempts[r.Lease] = &modelAttempt{ending: r.Ending, cost: cost}
+		m.close(j, r.Ending, r.IsError, r.Started, r.Resumable, r.ToolCalls, r.Conversation)
+	case known != nil && known.ending == job.EndLost && !known.late:
+		want = job.SettledLate
+		known.late = true
+		if cost >= 0 {
+			known.cost = cost
+		}
+	case known != nil:
+		want = job.SettledBefore
+	}
+	again := want
+	if want != job.SettledNever {
+		again = job.SettledBefore
+	}
+	wanted := []job.Settled{{Job: r.Lease.Job, Attempt: r.Lease.Attempt, How: want, State: j.state}, {Job: r.Lease.Job, Attempt: r.Lease.Attempt, How: again, State: j.state}}
+	if diff := cmp.Diff(wanted, got); diff != "" {
+		rt.Fatalf("settled (-want +got):\n%s", diff)
+	}
+}
+
+func (m *machine) reap(rt *rapid.T) {
+	m.d.sql(`UPDATE turnpike.queue SET lease_until = now() + interval '1 hour' WHERE state = 'running'`)
+	lapsed := map[job.ID]bool{}
+	for _, id := range m.ids {
+		if m.jobs[id].state == job.Running && rapid.Bool().Draw(rt, "lapsed") {
+			m.d.lapse(id)
+			lapsed[id] = true
+		}
+	}
+	got, err := m.d.Reap(m.d.t.Context(), m.d.epoch, 100)
+	if err != nil {
+		rt.Fatal(err)
+	}
+	if len(got) != len(lapsed) {
+		rt.Fatalf("reaped %d, want %d", len(got), len(lapsed))
+	}
+	for _, r := range got {
+		j := m.jobs[r.Job]
+		for _, l := range m.leases {
+			if l.Token == j.token {
+				m.attempts[l.Lease] = &modelAttempt{ending: job.EndLost, cost: -1}
+			}
+		}
+		m.close(j, job.EndLost, false, false, j.conv != "", 0, "")
+		if !lapsed[r.Job] || r.State != j.state || r.Attempt != j.attempt {
+			rt.Fatalf("reaped %+v, have %+v", r, j)
+		}
+	}
+}
+
+func (m *machine) cancel(rt *rapid.T) {
+	id, j := m.pick(rt)
+	got, err := m.d.Cancel(m.d.t.Context(), id, "me", "no need")
+	if j.state.Final() {
+		wantIs(rt, err, job.ErrFinished)
+		return
+	}
+	if err != nil {
+		rt.Fatal(err)
+	}
+	if j.state == job.Running {
+		j.cancelled = true
+	} else {
+		j.state = job.Cancel
+	}
+	if got.State != j.state || got.Lane != lane {
+		rt.Fatalf("cancelled %+v, have %+v", got, j)
+	}
+}
+
+// wake lets the time pass that jobs and pauses with an end wait for.
+func (m *machine) wake(rt *rapid.T) {
+	m.d.sql(`UPDATE turnpike.pauses SET until = now() - interval '1 second' WHERE until < 'infinity'`)
+	left := map[string]bool{}
+	for _, name := range names(m.d, `SELECT name FROM turnpike.pauses WHERE until = 'infinity'`) {
+		left[name] = true
+	}
+	m.paused = left
+	m.d.due()
+	for _, j := range m.jobs {
+		if j.state == job.Scheduled {
+			j.state = job.Queued
+		}
+	}
+}
+
+func (m *machine) pause(rt *rapid.T) {
+	name := rapid.SampledFrom([]string{"main", store.DefaultAccount("claude")}).Draw(rt, "account")
+	if _, err := m.d.Pause(m.d.t.Context(), store.ScopeAccount, name, time.Time{}, "me", "test"); err != nil {
+		rt.Fatal(err)
+	}
+	m.pauseNow(name)
+}
+
+func (m *machine) lift(rt *rapid.T) {
+	for _, name := range slices.Sorted(maps.Keys(m.paused)) {
+		if err := m.d.Lift(m.d.t.Context(), store.ScopeAccount, name, "me", "test"); err != nil {
+			rt.Fatal(err)
+		}
+	}
+	m.paused = map[string]bool{}
+}
+
+func names(d *desk, sql string) []string {
+	rows, err := d.pool.Query(d.t.Context(), sql)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return got
+}
+
+// standing is a job as check compares it.
+type standing struct {
+	State                                     job.State
+	Dispatch, Attempt, Spent, Crash, Overload int
+	Costs                                     map[int]job.USD // of its attempts; -1 is unknown
+}
+
+const standings = `
+	SELECT json_build_object(
+		'jobs', (
+			SELECT json_object_agg(j.job_id, json_build_object('State', coalesce(q.state, f.state, a.next), 'Dispatch', coalesce(q.dispatch_no, 0),
+				'Attempt', coalesce(q.attempt, 0), 'Spent', coalesce(q.tries_spent, 0), 'Crash', coalesce(q.crashes, 0),
+				'Overload', coalesce(q.overloads, 0), 'Costs', (
+					SELECT json_object_agg(c.attempt, coalesce(c.cost_usd, -0.000001)::text) FROM turnpike.attempts c WHERE c.job_id = j.job_id)))
+			FROM turnpike.jobs j
+			LEFT JOIN turnpike.queue q USING (job_id)
+			LEFT JOIN turnpike.finished f USING (job_id)
+			LEFT JOIN turnpike.attempts a ON a.job_id = j.job_id AND a.final),
+		'a job parked behind a key with nobody before it', (
+			SELECT json_agg(p.job_id) FROM turnpike.queue p WHERE p.parked = 'key' AND NOT EXISTS (
+				SELECT FROM turnpike.queue o WHERE o.tenant = p.tenant AND o.concurrency_key = p.concurrency_key
+				AND (o.ready IS NOT NULL OR o.dispatched_at IS NOT NULL))),
+		'a job with a final state and a queue row, or with neither', (
+			SELECT json_agg(j.job_id) FROM turnpike.jobs j WHERE 1 <> (SELECT count(*) FROM turnpike.queue q WHERE q.job_id = j.job_id)
+				+ (SELECT count(*) FROM turnpike.finished f WHERE f.job_id = j.job_id)
+				+ (SELECT count(*) FROM turnpike.attempts a WHERE a.job_id = j.job_id AND a.final)),
+		'an attempt after the final one', (
+			SELECT json_agg(a.job_id) FROM turnpike.attempts a JOIN turnpike.attempts b USING (job_id) WHERE a.final AND b.attempt > a.attempt),
+		'a row of history without its job', (
+			SELECT json_agg(x.job_id) FROM (SELECT job_id FROM turnpike.attempts UNION ALL SELECT job_id FROM turnpike.costs
+				UNION ALL SELECT job_id FROM turnpike.events UNION ALL SELECT job_id FROM turnpike.queue) x
+			WHERE NOT EXISTS (SELECT FROM turnpike.jobs j WHERE j.job_id = x.job_id)),
+		'a lost attempt without a record of what it left', (
+			SELECT json_agg(a.job_id) FROM turnpike.attempts a WHERE a.ending = 'lost'
+				AND NOT EXISTS (SELECT FROM turnpike.orphans o WHERE o.job_id = a.job_id AND o.attempt = a.attempt)))::text`
+
+// check compares everything the database has with the model, and what must always
+// hold.
+func (m *machine) check(rt *rapid.T) {
+	var found map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(ask[string](m.d, standings)), &found); err != nil {
+		rt.Fatal(err)
+	}
+	got := map[job.ID]standing{}
+	if err := json.Unmarshal(found["jobs"], &got); err != nil {
+		rt.Fatal(err)
+	}
+	delete(found, "jobs")
+	for what, where := range found {
+		if string(where) != "null" {
+			rt.Fatalf("%s: %s", what, where)
+		}
+	}
+	want := map[job.ID]standing{}
+	for id, j := range m.jobs {
+		s := standing{State: j.state}
+		if !j.state.Final() {
+			s.Dispatch, s.Attempt, s.Spent, s.Crash, s.Overload = j.dispatch, j.attempt, j.spent, j.crashes, j.overloads
+		}
+		for l, a := range m.attempts {
+			if l.Job == id {
+				if s.Costs == nil {
+					s.Costs = map[int]job.USD{}
+				}
+				s.Costs[l.Attempt] = a.cost
+			}
+		}
+		want[id] = s
+	}
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+		rt.Fatalf("(-model +database):\n%s", diff)
+	}
+}

@@ -1,0 +1,348 @@
+package store_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"turnpike/internal/job"
+	"turnpike/internal/store"
+)
+
+func ids(sel []job.Selected) (l []job.ID) {
+	for _, s := range sel {
+		l = append(l, s.Job)
+	}
+	return l
+}
+
+func tenant(name string) func(*job.Request) { return func(r *job.Request) { r.Tenant = name } }
+
+func key(k string) func(*job.Request) { return func(r *job.Request) { r.ConcurrencyKey = k } }
+
+func TestSelect(t *testing.T) {
+	t.Parallel()
+	t.Run("takes the most urgent first, and the older of two alike", func(t *testing.T) {
+		t.Parallel()
+		d := open(t)
+		a := d.enqueue()
+		b := d.enqueue(func(r *job.Request) { r.Priority = 10 })
+		c := d.enqueue()
+		if got, want := ids(d.dispatch(2)), []job.ID{b, a}; !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+		if got, want := ids(d.dispatch(5)), []job.ID{c}; !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	})
+	t.Run("takes turns between tenants, counting what is live", func(t *testing.T) {
+		t.Parallel()
+		d := open(t)
+		var big []job.ID
+		for range 20 {
+			big = append(big, d.enqueue(tenant("big")))
+		}
+		d.dispatch(4)
+		small := d.enqueue(tenant("small"))
+		tiny := d.enqueue(tenant("tiny"))
+		if got, want := ids(d.dispatch(3)), []job.ID{small, tiny, big[4]}; !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	})
+	t.Run("leaves other lanes alone", func(t *testing.T) {
+		t.Parallel()
+		d := open(t)
+		d.enqueue(func(r *job.Request) { r.Pool = "other" })
+		if got := d.dispatch(5); len(got) != 0 {
+			t.Errorf("got %+v", got)
+		}
+	})
+	t.Run("runs one job of a key at a time, across lanes and not across tenants", func(t *testing.T) {
+		t.Parallel()
+		d := open(t)
+		a, b := d.enqueue(key("k")), d.enqueue(key("k"))
+		other := d.enqueue(key("k"), tenant("other"))
+		elsewhere := d.enqueue(key("k"), func(r *job.Request) { r.Pool = "gpu" })
+		if got, want := ids(d.dispatch(9)), []job.ID{a, other}; !slices.Equal(got, want) {
+			t.Fatalf("got %v, want %v", got, want)
+		}
+		gpu := job.Lane{Placement: lane.Placement, Pool: "gpu"}
+		if got, err := d.Select(t.Context(), d.epoch, gpu, 9); err != nil || len(got) != 0 {
+			t.Fatal(got, err)
+		}
+		c := d.claim(job.Selected{Delivery: job.Delivery{Job: a, Dispatch: 1}})[0]
+		d.settle(ended(c, job.EndDone))
+		if got, want := ids(d.dispatch(9)), []job.ID{b}; !slices.Equal(got, want) {
+			t.Fatalf("got %v, want %v", got, want)
+		}
+		if _, err := d.Cancel(t.Context(), b, "me", ""); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := d.Select(t.Context(), d.epoch, gpu, 9); err != nil || !slices.Equal(ids(got), []job.ID{elsewhere}) {
+			t.Fatal(got, err)
+		}
+	})
+	t.Run("finds what may run behind a backlog that may not", func(t *testing.T) {
+		t.Parallel()
+		d := open(t)
+		var entries []job.Entry
+		for range 1000 {
+			entries = append(entries, entry(t, key("k")))
+		}
+		if _, err := d.Enqueue(t.Context(), entries); err != nil {
+			t.Fatal(err)
+		}
+		free := d.enqueue()
+		got := ids(d.dispatch(2))
+		if len(got) != 2 || got[1] != free {
+			t.Errorf("got %v, want one of the key and %s", got, free)
+		}
+	})
+	t.Run("commits before it answers, under its epoch only", func(t *testing.T) {
+		t.Parallel()
+		d := open(t)
+		id := d.enqueue()
+		if err := d.Resign(t.Context(), d.epoch); err != nil {
+			t.Fatal(err)
+		}
+		_, err := d.Select(t.Context(), d.epoch, lane, 1)
+		wantIs(t, err, job.ErrNotLeader)
+		if s := d.state(id); s != job.Queued {
+			t.Errorf("the job is %s", s)
+		}
+		next, err := d.Lead(t.Context(), "next", time.Hour)
+		if err != nil || next <= d.epoch {
+			t.Fatal(next, err)
+		}
+		_, err = d.Lead(t.Context(), "third", time.Hour)
+		wantIs(t, err, job.ErrNotLeader)
+		if again, err := d.Lead(t.Context(), "next", time.Hour); err != nil || again != next {
+			t.Errorf("renewed: epoch %d, %v", again, err)
+		}
+		if got, err := d.Select(t.Context(), next, lane, 1); err != nil || len(got) != 1 {
+			t.Error(got, err)
+		}
+	})
+	t.Run("at once with settling strands nobody behind a key", func(t *testing.T) {
+		t.Parallel()
+		d := open(t)
+		const n = 60
+		for range n {
+			d.enqueue(key("k"))
+		}
+		settles := make(chan job.Claimed, n)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for c := range settles {
+				if _, err := d.Settle(t.Context(), []job.Report{ended(c, job.EndDone)}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		done := 0
+		deadline := time.Now().Add(2 * time.Minute)
+		for done < n && time.Now().Before(deadline) {
+			got := d.dispatch(3)
+			if len(got) > 1 {
+				t.Errorf("%d of one key at once", len(got))
+			}
+			for _, c := range d.claim(got...) {
+				done++
+				settles <- c
+			}
+		}
+		close(settles)
+		wg.Wait()
+		if done != n {
+			t.Errorf("%d of %d ran", done, n)
+		}
+	})
+	t.Run("reads the ready index, whatever waits", func(t *testing.T) {
+		t.Parallel()
+		d := open(t)
+		for _, edit := range []func(*job.Request){key("k"), tenant("a"), tenant("b"), func(r *job.Request) { r.RunAt = time.Now().Add(time.Hour) }} {
+			var entries []job.Entry
+			for range 2500 {
+				entries = append(entries, entry(t, edit))
+			}
+			if _, err := d.Enqueue(t.Context(), entries); err != nil {
+				t.Fatal(err)
+			}
+		}
+		d.sql(`ANALYZE turnpike.queue`)
+		rows, err := d.pool.Query(t.Context(), "EXPLAIN "+store.Choose, pgx.NamedArgs{"lane": lane.String(), "window": 128, "most": 50})
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			t.Fatal(err)
+		}
+		plan := strings.Join(lines, "\n")
+		if strings.Contains(plan, "Seq Scan on queue") || !strings.Contains(plan, "queue_ready") || !strings.Contains(plan, "queue_parked") {
+			t.Errorf("selection does not go by its indexes:\n%s", plan)
+		}
+	})
+}
+
+func TestPublish(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	a, b := d.enqueue(), d.enqueue()
+	sel := d.dispatch(2)
+	list := func(t *testing.T, got []job.Selected, err error) []string {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := []string{}
+		for _, s := range got {
+			name := map[job.ID]string{a: "a", b: "b"}[s.Job]
+			l = append(l, fmt.Sprint(name, s.Dispatch))
+			if s.Lane != lane || s.Version != job.MessageVersion || s.Tenant != job.DefaultTenant {
+				t.Errorf("%+v", s)
+			}
+		}
+		slices.Sort(l)
+		return l
+	}
+	want := func(t *testing.T, got []string, want ...string) {
+		t.Helper()
+		if diff := cmp.Diff(append([]string{}, want...), got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}
+	got, err := d.Unpublished(t.Context(), d.epoch, 10)
+	want(t, list(t, got, err), "a1", "b1")
+	if err := d.Published(t.Context(), []job.Delivery{sel[0].Delivery, {Job: b, Dispatch: 7}}); err != nil {
+		t.Fatal(err)
+	}
+	got, err = d.Unpublished(t.Context(), d.epoch, 10)
+	want(t, list(t, got, err), "b1")
+	got, err = d.Redispatch(t.Context(), d.epoch, lane, time.Hour, false, 10)
+	want(t, list(t, got, err))
+	got, err = d.Redispatch(t.Context(), d.epoch, lane, time.Hour, true, 10)
+	want(t, list(t, got, err), "a2")
+	got, err = d.Redispatch(t.Context(), d.epoch, lane, time.Hour, true, 10) // done is done
+	want(t, list(t, got, err))
+	got, err = d.Redispatch(t.Context(), d.epoch, lane, 0, false, 10)
+	want(t, list(t, got, err), "a3", "b2")
+	if got := d.claim(sel...); len(got) != 0 {
+		t.Errorf("claimed by old numbers: %+v", got)
+	}
+	if n, err := d.Pause(t.Context(), store.ScopeLane, lane.String(), time.Time{}, "me", "test"); err != nil || n != 2 {
+		t.Errorf("%d went back, %v", n, err)
+	}
+	if got := d.dispatch(10); len(got) != 0 {
+		t.Errorf("selected from a paused lane: %+v", got)
+	}
+	if err := d.Lift(t.Context(), store.ScopeLane, lane.String(), "me", ""); err != nil {
+		t.Fatal(err)
+	}
+	want(t, list(t, d.dispatch(10), nil), "a4", "b3")
+}
+
+func TestPromote(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	at := time.Now().Add(time.Hour).Truncate(time.Millisecond)
+	id := d.enqueue(func(r *job.Request) { r.RunAt = at })
+	late := d.enqueue(func(r *job.Request) { r.Deadline = time.Now().Add(-time.Second) })
+	if s := d.state(id); s != job.Scheduled {
+		t.Fatalf("the job is %s", s)
+	}
+	n, next, err := d.Promote(t.Context(), d.epoch, 10)
+	if err != nil || n != 1 || !next.Equal(at) {
+		t.Errorf("moved %d, next at %v (want %v), %v", n, next, at, err)
+	}
+	if v := d.get(late); v.State != job.Failed || v.Reason != "deadline" {
+		t.Errorf("%s/%s", v.State, v.Reason)
+	}
+	d.sql(`UPDATE turnpike.queue SET wake_at = now()`)
+	if n, next, err = d.Promote(t.Context(), d.epoch, 10); err != nil || n != 1 || !next.IsZero() {
+		t.Errorf("moved %d, next at %v, %v", n, next, err)
+	}
+	if got := ids(d.dispatch(5)); !slices.Equal(got, []job.ID{id}) {
+		t.Errorf("selected %v", got)
+	}
+	if _, _, err = d.Promote(t.Context(), d.epoch+1, 10); err == nil {
+		t.Error("promoted under a wrong epoch")
+	}
+}
+
+func TestUnchecked(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	body, err := json.Marshal(request())
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := job.ID(ask[string](d, `SELECT turnpike.enqueue($1::jsonb)::text`, string(body)))
+	bad := job.ID(ask[string](d, `SELECT turnpike.enqueue($1::jsonb)::text`, string(body)))
+	if got := d.dispatch(5); len(got) != 0 {
+		t.Fatalf("selected unchecked: %+v", got)
+	}
+	if v := d.get(good); v.State != job.Queued || v.Reason != "unchecked" {
+		t.Errorf("%s/%s", v.State, v.Reason)
+	}
+	got, err := d.Unchecked(t.Context(), d.epoch, 10)
+	if err != nil || len(got) != 2 || got[0].ID != good {
+		t.Fatal(got, err)
+	}
+	if r, err := job.Decode(got[0].Request); err != nil || r.Prompt != "do it" {
+		t.Errorf("%+v, %v", r, err)
+	}
+	for range 2 {
+		if err := d.Checked(t.Context(), d.epoch, []job.ID{good}, map[job.ID]string{bad: "profile.model: begins with a dash"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if v := d.get(bad); v.State != job.Failed || v.Reason != "refused" || len(v.Events) != 1 || !strings.Contains(v.Events[0].Note, "dash") {
+		t.Errorf("%+v", v)
+	}
+	if got := ids(d.dispatch(5)); !slices.Equal(got, []job.ID{good}) {
+		t.Errorf("selected %v", got)
+	}
+}
+
+func TestLoad(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	gpu := job.Lane{Placement: "container", Pool: "gpu"}
+	d.enqueue()
+	d.enqueue(func(r *job.Request) { r.Pool = "third" })
+	d.dispatch(1)
+	for i, w := range []job.WorkerInfo{
+		{ID: "w1", Lanes: []job.LaneSlots{{Lane: gpu, Slots: 4, Free: 3}, {Lane: lane, Slots: 2, Free: 1}}},
+		{ID: "w2", Lanes: []job.LaneSlots{{Lane: lane, Slots: 8, Free: 8}}},
+		{ID: "w3", Lanes: []job.LaneSlots{{Lane: lane, Slots: 8, Free: 8, Closed: "disk full"}}},
+		{ID: "w4", Lanes: []job.LaneSlots{{Lane: lane, Slots: 8, Free: 8}}, Draining: true},
+	} {
+		w.Ceiling = "c"
+		if err := d.Register(t.Context(), w); err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	if _, err := d.Pause(t.Context(), store.ScopeLane, gpu.String(), time.Now().Add(time.Hour), "me", ""); err != nil {
+		t.Fatal(err)
+	}
+	got, err := d.Load(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []job.LaneLoad{
+		{Lane: gpu, Slots: 4, Free: 3, Paused: true},
+		{Lane: lane, Slots: 10, Free: 9, Dispatched: 1},
+		{Lane: job.Lane{Placement: lane.Placement, Pool: "third"}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
