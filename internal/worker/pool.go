@@ -153,6 +153,7 @@ func (p *Pool) Run(ctx context.Context) error {
 	p.mu.Lock()
 	p.draining = true
 	p.mu.Unlock()
+	p.Log.Info("draining: no more jobs are taken", "turns may go on for", p.Drain.String())
 	p.seen(keeping)
 	lanes.Wait()
 	ended := make(chan struct{})
