@@ -54,7 +54,4 @@ var Map = []Rule{
 	{Package: "internal/e2e", May: []string{"..."}, Tests: true},
 	{Package: "internal/agent/agenttest", May: []string{"..."}, Tests: true},
 	{Package: "internal/agent/driver/drivertest", May: []string{"..."}, Tests: true},
-
-	// Keeps the modules in go.mod while the tree is being built up.
-	{Package: "internal/depspin"},
 }
