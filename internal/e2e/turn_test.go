@@ -33,7 +33,7 @@ func TestTurn(t *testing.T) {
 		t.Fatalf("%d attempts", len(v.Attempts))
 	}
 	a := v.Attempts[0]
-	if a.Ending != job.EndDone || a.Outcome == nil || a.Outcome.Status != "done" || a.Outcome.Note != "wrote hello.txt" || a.ResultText != "All done." {
+	if a.Ending != job.EndDone || a.Outcome == nil || a.Outcome.Status != "done" || a.Outcome.Note != "wrote hello.txt" || a.Outcome.Work.Key != "E2E-1" || a.ResultText != "All done." {
 		t.Errorf("attempt %+v, outcome %+v", a, a.Outcome)
 	}
 	if v.CostUSD == nil || *v.CostUSD <= 0 {

@@ -160,6 +160,9 @@ func (a *attempt) run(ctx context.Context) (res *agent.Result, err error) {
 		a.local = errors.Is(err, agent.ErrUnready)
 		res = a.broken(ctx, err)
 	}
+	if res != nil && res.HasOutcome && res.Outcome.Work.IsZero() {
+		res.Outcome.Work = a.request.Work // the agent named no other work
+	}
 	return res, err
 }
 
