@@ -191,7 +191,7 @@ END $$;
 -- +goose StatementEnd
 
 -- +goose StatementBegin
--- A duration in Go's form, "1h30m", in milliseconds.
+-- A duration in Go's form, "1h30m", in milliseconds, rounded up: only zero is none.
 CREATE FUNCTION turnpike.duration_ms(field text, d text) RETURNS bigint
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -208,7 +208,7 @@ BEGIN
 	IF ms > 86400000 THEN
 		PERFORM turnpike.refuse(field, 'is more than 24h');
 	END IF;
-	RETURN trunc(ms)::bigint;
+	RETURN ceil(ms)::bigint;
 END $$;
 -- +goose StatementEnd
 

@@ -1,6 +1,9 @@
 package store_test
 
-import "errors"
+import (
+	"errors"
+	"strings"
+)
 
 type fataler interface {
 	Helper()
@@ -13,3 +16,5 @@ func wantIs(t fataler, err, want error) {
 		t.Fatalf("got error %v, want %v", err, want)
 	}
 }
+
+func containsSecret(s string) bool { return strings.Contains(s, "hunter2") }

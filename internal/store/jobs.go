@@ -47,7 +47,8 @@ func factsOf(e job.Entry) facts {
 		Name: r.Name, Tenant: r.Tenant, Producer: e.Producer, Lane: r.Lane().String(), Agent: r.Profile.Agent, Account: r.Account,
 		WorkKey: r.Work.Key, WorkTags: tags, RetryOf: e.RetryOf, Priority: r.Priority, RunAt: r.RunAt, Deadline: r.Deadline,
 		DedupKey: r.DedupKey, ConcurrencyKey: r.ConcurrencyKey, Policy: string(r.Retry.Policy), MaxTries: r.Retry.MaxTries,
-		BackoffMS: r.Retry.Backoff.Std().Milliseconds(), IdempotencyKey: e.IdempotencyKey, Checked: true,
+		BackoffMS:      (r.Retry.Backoff.Std() + time.Millisecond - 1).Milliseconds(), // rounded up: only zero is none
+		IdempotencyKey: e.IdempotencyKey, Checked: true,
 	}
 }
 

@@ -1,0 +1,142 @@
+package store_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"turnpike/internal/job"
+	"turnpike/internal/store"
+	"turnpike/internal/testenv"
+)
+
+func TestSweep(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	// aged moves a job, with everything about it, to another week.
+	aged := func(id job.ID, weeks int) job.ID {
+		t.Helper()
+		to := ask[string](d, `SELECT overlay($1::text placing left(turnpike.uuid7_floor(now() + $2 * interval '7 days')::text, 13) from 1 for 13)`, string(id), weeks)
+		for _, table := range append(names(d, `SELECT unnest(turnpike.history())`), "queue", "orphans") {
+			d.sql(`UPDATE turnpike.`+table+` SET job_id = $1 WHERE job_id = $2`, to, string(id))
+		}
+		return job.ID(to)
+	}
+	finished := func() job.ID {
+		c := d.running()
+		d.settle(ended(c, job.EndDone, started, func(r *job.Report) {
+			r.Outcome, r.Usage = &job.Outcome{Status: "ok"}, []job.ModelUsage{{Model: "m"}}
+		}))
+		return c.Job
+	}
+	sweep := func(keep store.Retention) store.Swept {
+		t.Helper()
+		got, err := d.Sweep(t.Context(), d.epoch, keep)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	there := func(id job.ID) bool {
+		return ask[bool](d, `SELECT EXISTS (SELECT FROM turnpike.jobs WHERE job_id = $1)`, string(id))
+	}
+	inDefault := func() int {
+		return ask[int](d, `SELECT (SELECT count(*) FROM turnpike.jobs_default) + (SELECT count(*) FROM turnpike.attempts_default)`)
+	}
+
+	old, older, fresh, future := aged(finished(), -10), aged(finished(), -20), finished(), aged(finished(), 6)
+	c := d.running()
+	waits := aged(c.Job, -20)
+	if inDefault() == 0 {
+		t.Fatal("the old ones are not where nobody had made room")
+	}
+	if got := sweep(store.Retention{}); got != (store.Swept{}) {
+		t.Errorf("swept %+v", got)
+	}
+	if n := inDefault(); n != 2 { // the future's week is not made yet
+		t.Errorf("%d rows are in no week's partition", n)
+	}
+	if got := d.get(old); got.State != job.Succeeded || got.Outcome != "ok" || len(got.Attempts[0].Usage) != 1 {
+		t.Errorf("moved: %+v", got)
+	}
+
+	sweep(store.Retention{History: 5 * 7 * 24 * time.Hour})
+	if there(old) || !there(fresh) || !there(future) {
+		t.Errorf("old %v, fresh %v, future %v", there(old), there(fresh), there(future))
+	}
+	if !there(older) || !there(waits) {
+		t.Error("a week with an unfinished job was dropped")
+	}
+	if _, err := d.Cancel(t.Context(), waits, "me", ""); err != nil {
+		t.Fatal(err)
+	}
+	d.sql(`UPDATE turnpike.queue SET lease_until = now() - interval '1 s' WHERE job_id = $1`, string(waits))
+	d.reap() // leaves an orphan
+	sweep(store.Retention{History: 5 * 7 * 24 * time.Hour})
+	if !there(waits) {
+		t.Error("a week with an orphan was dropped")
+	}
+	if err := d.OrphanGone(t.Context(), waits, 1, "me", ""); err != nil {
+		t.Fatal(err)
+	}
+	if got := sweep(store.Retention{History: 5 * 7 * 24 * time.Hour}); got.Partitions == 0 || there(waits) || there(older) {
+		t.Errorf("swept %+v; still there", got)
+	}
+	if n := ask[int](d, `SELECT count(*) FROM turnpike.attempts WHERE job_id = $1`, string(older)); n != 0 {
+		t.Errorf("%d attempts are left", n)
+	}
+
+	d.sql(`INSERT INTO turnpike.idempotency VALUES ('p', 'k', '', gen_random_uuid(), now() - interval '2 days')`)
+	d.sql(`INSERT INTO turnpike.workers VALUES ('w', '', '', '', '', false, '[]', now(), now() - interval '2 days')`)
+	d.sql(`INSERT INTO turnpike.audit VALUES (now() - interval '2 days', 'me', 'x', 'y')`)
+	d.sql(`UPDATE turnpike.orphans SET gone_at = now() - interval '2 days'`)
+	day := 24 * time.Hour
+	want := store.Swept{Idempotency: 1, Workers: 1, Audit: 1, Orphans: 1}
+	if diff := cmp.Diff(want, sweep(store.Retention{Idempotency: day, Workers: day, Audit: day, Orphans: day})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	_, err := d.Sweep(t.Context(), d.epoch+1, store.Retention{})
+	wantIs(t, err, job.ErrNotLeader)
+}
+
+func TestMigrate(t *testing.T) {
+	t.Parallel()
+	empty := testenv.Postgres(t, nil)
+	have, want, err := store.Version(t.Context(), empty.DSN())
+	wantIs(t, err, store.ErrSchema)
+	if have != 0 || want == 0 {
+		t.Errorf("have %d, want %d", have, want)
+	}
+	// Several at once: one does it, the others wait.
+	type result struct {
+		n   int
+		err error
+	}
+	results := make(chan result)
+	for range 3 {
+		go func() {
+			n, err := store.Migrate(context.WithoutCancel(t.Context()), empty.DSN(), nil)
+			results <- result{n, err}
+		}()
+	}
+	total := 0
+	for range 3 {
+		r := <-results
+		if r.err != nil {
+			t.Error(r.err)
+		}
+		total += r.n
+	}
+	if int64(total) != want {
+		t.Errorf("%d steps were applied, want %d", total, want)
+	}
+	if have, _, err = store.Version(t.Context(), empty.DSN()); err != nil || have != want {
+		t.Errorf("have %d, %v", have, err)
+	}
+	steps, err := store.MigrationStatus(t.Context(), empty.DSN())
+	if err != nil || int64(len(steps)) != want || steps[0].Applied.IsZero() || steps[0].Name == "" {
+		t.Errorf("%+v, %v", steps, err)
+	}
+}

@@ -1,0 +1,94 @@
+package store_test
+
+import (
+	"context"
+	"net"
+	"testing"
+	"time"
+
+	"turnpike/internal/job"
+	"turnpike/internal/store"
+	"turnpike/internal/testenv"
+)
+
+func TestOutage(t *testing.T) {
+	t.Parallel()
+	env := testenv.Postgres(t, schema)
+	to := func(t *testing.T, addr string) *store.DB {
+		t.Helper()
+		db, err := store.Open(t.Context(), store.Config{DSN: testenv.Via(env.DSN(), addr), CallTimeout: 500 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(db.Close)
+		return db
+	}
+	t.Run("nobody listens", func(t *testing.T) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr := l.Addr().String()
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		db := to(t, addr)
+		wantIs(t, db.Ping(t.Context()), job.ErrUnavailable)
+		_, err = db.Enqueue(t.Context(), []job.Entry{entry(t)})
+		wantIs(t, err, job.ErrUnavailable)
+	})
+	t.Run("nobody answers", func(t *testing.T) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = l.Close() }()
+		db := to(t, l.Addr().String())
+		begun := time.Now()
+		_, err = db.Settle(t.Context(), []job.Report{{Lease: job.Lease{Token: job.NewToken(), Job: "0190b5a0-7c1e-7d3a-9c53-0d1c8a6f2b11"}, Ending: job.EndDone}})
+		wantIs(t, err, job.ErrUnavailable)
+		if took := time.Since(begun); took > 5*time.Second {
+			t.Errorf("took %v", took)
+		}
+	})
+	t.Run("a lock that is not let go", func(t *testing.T) {
+		d := open(t, func(c *store.Config) { c.CallTimeout = 300 * time.Millisecond })
+		id := d.enqueue()
+		tx, err := d.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+		if _, err := tx.Exec(t.Context(), `SELECT FROM turnpike.queue WHERE job_id = $1 FOR UPDATE`, string(id)); err != nil {
+			t.Fatal(err)
+		}
+		_, err = d.Cancel(t.Context(), id, "me", "")
+		wantIs(t, err, job.ErrUnavailable)
+	})
+	t.Run("the session is ended by the server", func(t *testing.T) {
+		d := open(t, func(c *store.Config) { c.App, c.MaxConns = "ended", 1 })
+		if err := d.Ping(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		d.sql(`SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'ended' AND datname = current_database()`)
+		if err := d.Ping(t.Context()); err != nil {
+			wantIs(t, err, job.ErrUnavailable)
+		}
+		if err := d.Ping(t.Context()); err != nil {
+			t.Errorf("did not come back: %v", err)
+		}
+	})
+	t.Run("the caller's own end is no outage", func(t *testing.T) {
+		d := open(t)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(job.ErrDrained)
+		err := d.Ping(ctx)
+		wantIs(t, err, job.ErrDrained)
+	})
+	t.Run("an address that is none says so without its password", func(t *testing.T) {
+		_, err := store.Open(t.Context(), store.Config{DSN: "postgres://u:hunter2@h:port/x"})
+		if err == nil || containsSecret(err.Error()) {
+			t.Errorf("%v", err)
+		}
+	})
+}
