@@ -16,9 +16,17 @@ if [ ! -x "$linter" ]; then
 	mv "$linter.$$" "$linter"
 fi
 
-unformatted=$(git ls-files -co --exclude-standard -- '*.go' | xargs -r ls 2>/dev/null | xargs -r gofmt -l)
-[ -z "$unformatted" ] || { printf 'lint: run gofmt -w on:\n%s\n' "$unformatted" >&2; exit 1; }
-go vet "$@"
-(cd tools && go vet ./...)
-go test ./internal/archtest
-"$linter" run "$@"
+failed=
+check() { "$@" || failed=1; } # all of them, so that one run tells everything
+
+formatted() {
+	local files
+	files=$(git ls-files -co --exclude-standard -- '*.go' | xargs -r ls 2>/dev/null | xargs -r gofmt -l)
+	[ -z "$files" ] || { printf 'lint: run gofmt -w on:\n%s\n' "$files" >&2; return 1; }
+}
+check formatted
+check go vet "$@"
+check go vet -C tools ./...
+check go test ./internal/archtest
+check "$linter" run "$@"
+[ -z "$failed" ]

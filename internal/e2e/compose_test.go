@@ -129,7 +129,7 @@ func compose(t *testing.T) *composition {
 	}
 	provider := filepath.Join(dir, "provider")
 	build := c.command("go", "build", "-o", provider, "./internal/agent/agenttest/provider")
-	build.Env = append(c.env, "CGO_ENABLED=0")
+	build.Env = append(slices.Clone(c.env), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the provider: %v\n%s", err, out)
 	}
