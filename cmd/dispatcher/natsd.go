@@ -87,11 +87,13 @@ func (n *natsd) stop() {
 // detail here.
 type natsLog struct{ *slog.Logger }
 
-func (l natsLog) Noticef(f string, a ...any) { l.Debug("nats: " + fmt.Sprintf(f, a...)) }
-func (l natsLog) Warnf(f string, a ...any)   { l.Debug("nats: " + fmt.Sprintf(f, a...)) }
-func (l natsLog) Errorf(f string, a ...any) {
-	l.Warn("nats: " + strings.TrimSpace(fmt.Sprintf(f, a...)))
+func (l natsLog) Noticef(f string, a ...any) { l.say(slog.LevelDebug, f, a) }
+func (l natsLog) Warnf(f string, a ...any)   { l.say(slog.LevelDebug, f, a) }
+func (l natsLog) Errorf(f string, a ...any)  { l.say(slog.LevelWarn, f, a) }
+func (l natsLog) Fatalf(f string, a ...any)  { l.say(slog.LevelError, f, a) }
+func (l natsLog) Debugf(f string, a ...any)  { l.say(slog.LevelDebug, f, a) }
+func (l natsLog) Tracef(string, ...any)      {}
+
+func (l natsLog) say(level slog.Level, f string, a []any) {
+	l.Log(context.Background(), level, "NATS server", "says", strings.TrimSpace(fmt.Sprintf(f, a...)))
 }
-func (l natsLog) Fatalf(f string, a ...any) { l.Error("nats: " + fmt.Sprintf(f, a...)) }
-func (l natsLog) Debugf(f string, a ...any) { l.Debug("nats: " + fmt.Sprintf(f, a...)) }
-func (l natsLog) Tracef(string, ...any)     {}

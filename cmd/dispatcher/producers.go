@@ -206,7 +206,7 @@ func ended(v job.View) error {
 	if v.State == job.Succeeded {
 		return nil
 	}
-	return cli.Failed
+	return cli.ErrFailed
 }
 
 // describe lays one job out for reading.

@@ -221,7 +221,7 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 	if err != nil {
 		return cli.Usagef("%w", err)
 	}
-	l, err := net.Listen("tcp", cfg.listen)
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", cfg.listen)
 	if err != nil {
 		return cli.Usagef("listen: %w", err)
 	}

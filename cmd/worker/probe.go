@@ -83,20 +83,18 @@ func probe(ctx context.Context, o confine.Options, bins map[string]string) probe
 
 func probePlacement(pl agent.Placement, report confine.Report) placementProbe {
 	out := placementProbe{Placement: pl.String()}
-	switch {
-	case pl == agent.Placement{Sandbox: agent.SandboxNone}:
+	switch pl {
+	case agent.Placement{Sandbox: agent.SandboxNone}:
 		out.OK, out.How = true, "nothing holds the turn but its agent's own list of tools"
-	case pl == agent.Placement{Sandbox: agent.SandboxNone, Confine: true}:
-		out.OK = report.Mode != confine.None
+	case agent.Placement{Sandbox: agent.SandboxNone, Confine: true}:
+		out.OK, out.How = report.Mode != confine.None, report.Reason
 		switch report.Mode {
 		case confine.Full:
 			out.How = "namespaces, pinned mounts, Landlock, seccomp, no capabilities"
 		case confine.LandlockOnly:
 			out.How = "Landlock and seccomp only: " + report.Reason
-		default:
-			out.How = report.Reason
 		}
-	case pl == agent.Placement{Sandbox: agent.SandboxClaude, Confine: true}:
+	case agent.Placement{Sandbox: agent.SandboxClaude, Confine: true}:
 		out.How = "refused on Linux: Claude Code's own sandbox needs mounts that confinement forbids; none-confined holds more"
 	default:
 		out.How = "not in this release"

@@ -92,7 +92,7 @@ func runOne(cmd *cobra.Command, _ []string) (err error) {
 // turnFailed is the exit of a turn that ran: its Result is printed already.
 func turnFailed(res *agent.Result) error {
 	if res.IsError {
-		return cli.Failed
+		return cli.ErrFailed
 	}
 	return nil
 }

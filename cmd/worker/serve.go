@@ -102,7 +102,7 @@ func serve(cmd *cobra.Command, _ []string) error {
 	for lane, n := range slots {
 		pool.Lanes = append(pool.Lanes, worker.LaneConfig{Lane: lane, Slots: n, Deliveries: deliveries{nc.Puller(lane, 20*time.Second)}})
 	}
-	stop, err := answer(s.String("listen"), pool, db)
+	stop, err := answer(cmd.Context(), s.String("listen"), pool, db)
 	if err != nil {
 		return err
 	}
@@ -177,11 +177,11 @@ func (d deliveries) Fetch(ctx context.Context, n int) ([]worker.Message, error) 
 }
 
 // answer tells health and metrics until stop is called.
-func answer(addr string, pool *worker.Pool, db *store.DB) (stop func(), err error) {
+func answer(ctx context.Context, addr string, pool *worker.Pool, db *store.DB) (stop func(), err error) {
 	if addr == "" {
 		return func() {}, nil
 	}
-	l, err := net.Listen("tcp", addr)
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
 	if err != nil {
 		return nil, cli.Usagef("listen: %w", err)
 	}

@@ -18,7 +18,7 @@ func mark(t *testing.T) string { return fmt.Sprintf("mark-%s-%d", t.Name(), time
 func marked(m string) func(map[string]any) {
 	return func(r map[string]any) {
 		r["env"] = map[string]any{"MARK": m}
-		r["grants"].(map[string]any)["env"] = []string{"MARK", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"}
+		grantsOf(r)["env"] = []string{"MARK", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"}
 	}
 }
 

@@ -336,6 +336,15 @@ func request(edit func(r map[string]any)) []byte {
 	return b
 }
 
+// grantsOf are the grants of a request made by request.
+func grantsOf(r map[string]any) map[string]any {
+	g, ok := r["grants"].(map[string]any)
+	if !ok {
+		panic("the request has no grants")
+	}
+	return g
+}
+
 func in(dir string) func(map[string]any) {
 	return func(r map[string]any) { r["workspace"] = map[string]any{"dir": dir} }
 }

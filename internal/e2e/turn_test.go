@@ -104,7 +104,7 @@ func TestRefused(t *testing.T) {
 	s.dispatcher()
 	s.worker("w1")
 	v := s.finished(s.enqueue(retry(job.RetryAlways, func(r map[string]any) {
-		r["grants"].(map[string]any)["mounts"] = []any{
+		grantsOf(r)["mounts"] = []any{
 			map[string]any{"path": "workspace:", "access": "rw"}, map[string]any{"path": "/etc", "access": "ro"},
 		}
 	})), job.Failed)

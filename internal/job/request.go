@@ -110,7 +110,7 @@ type Profile struct {
 }
 
 // Placement is the lane's placement the profile asks for.
-func (p Profile) Placement() string {
+func (p *Profile) Placement() string {
 	s := p.Sandbox
 	if s == "" {
 		s = "none"

@@ -123,66 +123,66 @@ func (r *Request) validateQueueing(p *problems) {
 	p.duration("limits.idle", r.Limits.Idle)
 }
 
-func (f *Profile) validate(p *problems, at string, depth int) {
+func (p *Profile) validate(bad *problems, at string, depth int) {
 	if depth > maxFallbacks {
-		p.add(at, "more than %d fallbacks", maxFallbacks)
+		bad.add(at, "more than %d fallbacks", maxFallbacks)
 		return
 	}
-	p.text(at+".name", f.Name, 128)
-	p.oneOf(at+".agent", f.Agent, agents)
-	p.oneOf(at+".sandbox", f.Sandbox, sandboxes)
-	if f.Confine && f.Sandbox != "none" && f.Sandbox != "claude" {
-		p.add(at+".confine", "goes with sandbox \"none\" or \"claude\" only; a %s turn is confined by its sandbox", f.Sandbox)
+	bad.text(at+".name", p.Name, 128)
+	bad.oneOf(at+".agent", p.Agent, agents)
+	bad.oneOf(at+".sandbox", p.Sandbox, sandboxes)
+	if p.Confine && p.Sandbox != "none" && p.Sandbox != "claude" {
+		bad.add(at+".confine", "goes with sandbox \"none\" or \"claude\" only; a %s turn is confined by its sandbox", p.Sandbox)
 	}
-	p.text(at+".model", f.Model, 128)
-	if f.Effort != "" {
-		p.oneOf(at+".effort", f.Effort, efforts)
+	bad.text(at+".model", p.Model, 128)
+	if p.Effort != "" {
+		bad.oneOf(at+".effort", p.Effort, efforts)
 	}
-	if strings.HasPrefix(f.Model, "-") {
-		p.add(at+".model", "begins with a dash")
+	if strings.HasPrefix(p.Model, "-") {
+		bad.add(at+".model", "begins with a dash")
 	}
-	if f.MaxTurns < 0 || f.MaxTurns > 10_000 {
-		p.add(at+".max_turns", "is %d; want 1 to 10000, or 0 for no limit", f.MaxTurns)
+	if p.MaxTurns < 0 || p.MaxTurns > 10_000 {
+		bad.add(at+".max_turns", "is %d; want 1 to 10000, or 0 for no limit", p.MaxTurns)
 	}
-	p.duration(at+".timeout", f.Timeout)
-	p.list(at+".allowed_tools", f.AllowedTools, toolForm, "a tool's name")
-	p.list(at+".disallowed_tools", f.DisallowedTools, toolForm, "a tool's name")
-	for _, name := range slices.Sorted(maps.Keys(f.MCP)) {
+	bad.duration(at+".timeout", p.Timeout)
+	bad.list(at+".allowed_tools", p.AllowedTools, toolForm, "a tool's name")
+	bad.list(at+".disallowed_tools", p.DisallowedTools, toolForm, "a tool's name")
+	for _, name := range slices.Sorted(maps.Keys(p.MCP)) {
 		if !serverForm.MatchString(name) {
-			p.add(at+".mcp", "server name %q: want 1 to 64 letters, digits, \"_\" and \"-\"", clip(name))
+			bad.add(at+".mcp", "server name %q: want 1 to 64 letters, digits, \"_\" and \"-\"", clip(name))
 			continue
 		}
-		e := f.MCP[name]
-		e.validate(p, at+".mcp."+name)
+		e := p.MCP[name]
+		e.validate(bad, at+".mcp."+name)
 	}
-	if f.SandboxImage != "" {
-		p.text(at+".sandbox_image", f.SandboxImage, maxText)
-		if f.Sandbox != "container" && f.Sandbox != "sbx" {
-			p.add(at+".sandbox_image", "goes with sandbox \"container\" or \"sbx\" only")
+	if p.SandboxImage != "" {
+		bad.text(at+".sandbox_image", p.SandboxImage, maxText)
+		if p.Sandbox != "container" && p.Sandbox != "sbx" {
+			bad.add(at+".sandbox_image", "goes with sandbox \"container\" or \"sbx\" only")
 		}
-		if strings.HasPrefix(f.SandboxImage, "-") {
-			p.add(at+".sandbox_image", "begins with a dash")
+		if strings.HasPrefix(p.SandboxImage, "-") {
+			bad.add(at+".sandbox_image", "begins with a dash")
 		}
 	}
-	if f.Dagger != nil {
-		if f.Sandbox != "sbx" {
-			p.add(at+".dagger", "goes with sandbox \"sbx\" only")
+	if p.Dagger != nil {
+		if p.Sandbox != "sbx" {
+			bad.add(at+".dagger", "goes with sandbox \"sbx\" only")
 		}
-		p.required(at+".dagger.engine", f.Dagger.Engine)
-		p.required(at+".dagger.version", f.Dagger.Version)
+		bad.required(at+".dagger.engine", p.Dagger.Engine)
+		bad.required(at+".dagger.version", p.Dagger.Version)
 	}
-	p.list(at+".sandbox_domains", f.SandboxDomains, domainForm, "a lower-case host name, or \"*.\" and one")
-	p.text(at+".container_use_environment", f.ContainerUseEnvironment, maxText)
-	p.name(at+".shell", f.Shell)
-	p.env(at+".env", f.Env)
-	for i, s := range f.Skills {
-		p.name(indexed(at+".skills", i), s)
+	bad.list(at+".sandbox_domains", p.SandboxDomains, domainForm, "a lower-case host name, or \"*.\" and one")
+	bad.text(at+".container_use_environment", p.ContainerUseEnvironment, maxText)
+	bad.name(at+".shell", p.Shell)
+	bad.env(at+".env", p.Env)
+	for i, s := range p.Skills {
+		bad.name(indexed(at+".skills", i), s)
 	}
-	for i, s := range f.PiPackages {
-		p.text(indexed(at+".pi_packages", i), s, maxText)
+	for i, s := range p.PiPackages {
+		bad.text(indexed(at+".pi_packages", i), s, maxText)
 	}
-	if f.Fallback != nil {
-		f.Fallback.validate(p, at+".fallback", depth+1)
+	if p.Fallback != nil {
+		p.Fallback.validate(bad, at+".fallback", depth+1)
 	}
 }
 

@@ -108,7 +108,7 @@ func TestEndedIsTotal(t *testing.T) {
 
 func TestDecide(t *testing.T) {
 	good := time.Now()
-	at := func(d time.Duration) time.Time { return good.Add(d) }
+	at := good.Add
 	minute := worker.Standing{Good: good, Length: time.Minute}
 	cancelled := &job.Cancelled{By: "ann"}
 	for _, tc := range []struct {

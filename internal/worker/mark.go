@@ -2,6 +2,7 @@ package worker
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -46,15 +47,8 @@ type thing struct {
 
 func (m *mark) key() attemptKey { return keyOf(m.Lease) }
 
-// main is the thing that is the turn itself, the last one started.
-func (m *mark) main() (thing, bool) {
-	for _, t := range slices.Backward(m.Things) {
-		if t.Kind != agent.KindServer {
-			return t, true
-		}
-	}
-	return thing{}, false
-}
+// errMark is a mark of another version, or under another's name.
+var errMark = errors.New("not a mark of this version")
 
 // marks is the directory of marks.
 type marks struct{ dir string }
@@ -91,7 +85,7 @@ func (m marks) list() ([]*mark, error) {
 		}
 		var mk mark
 		if err := json.NewDecoder(bytes.NewReader(b)).Decode(&mk); err != nil || mk.Version != markVersion || mk.key().file() != e.Name() {
-			errs = append(errs, fmt.Errorf("mark %s cannot be read (%v): look for what it was for, then remove it", e.Name(), err))
+			errs = append(errs, fmt.Errorf("mark %s cannot be read: look for what it was for, then remove it: %w", e.Name(), cmp.Or(err, errMark)))
 			continue
 		}
 		all = append(all, &mk)

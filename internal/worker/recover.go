@@ -90,10 +90,11 @@ func (r *Recovery) Run(ctx context.Context) error {
 }
 
 func (r *Recovery) one(ctx context.Context, m *mark) error {
-	past, readErr := Past{}, error(nil)
+	var past Past
 	if m.Session != "" {
-		if past, readErr = r.Sessions.Read(m.Session); readErr != nil {
-			r.Log.Warn("a leftover session tells nothing", "job", m.Lease.Job, "attempt", m.Lease.Attempt, "error", readErr)
+		var err error
+		if past, err = r.Sessions.Read(m.Session); err != nil {
+			r.Log.Warn("a leftover session tells nothing", "job", m.Lease.Job, "attempt", m.Lease.Attempt, "error", err)
 		}
 	}
 	var left []thing

@@ -104,7 +104,7 @@ func TestEveryFieldIsRead(t *testing.T) {
 	} {
 		for i := range pair.from.NumField() {
 			name := pair.from.Field(i).Name
-			if _, ok := pair.to.FieldByName(name); !ok && !(pair.from == reflect.TypeFor[job.Request]() && slices.Contains(queues, name)) {
+			if _, ok := pair.to.FieldByName(name); !ok && (pair.from != reflect.TypeFor[job.Request]() || !slices.Contains(queues, name)) {
 				t.Errorf("%s.%s goes nowhere", pair.from, name)
 			}
 		}

@@ -45,8 +45,8 @@ type usageError struct{ err error }
 func (e *usageError) Error() string   { return e.err.Error() }
 func (e *usageError) Unwrap() []error { return []error{e.err, ErrUsage} }
 
-// Failed is an error whose message was already shown; only the exit code is left.
-var Failed = errors.New("failed")
+// ErrFailed is an error whose message was already shown; only the exit code is left.
+var ErrFailed = errors.New("failed")
 
 // exits maps kinds to exit codes; the first that fits decides.
 var exits = []struct {
@@ -94,7 +94,7 @@ func Main(root *cobra.Command) int {
 	defer stop()
 	context.AfterFunc(ctx, stop) // the default action is back for a second signal
 	err := root.ExecuteContext(ctx)
-	if err != nil && !errors.Is(err, Failed) {
+	if err != nil && !errors.Is(err, ErrFailed) {
 		complain(root.ErrOrStderr(), root.Name(), err)
 	}
 	return ExitCode(err)
