@@ -49,6 +49,7 @@ CREATE TABLE turnpike.attempts (
 	next turnpike.job_state NOT NULL,   -- what followed for the job
 	verdict text NOT NULL,              -- why: the word after the slash of failed/agent
 	final boolean GENERATED ALWAYS AS (next IN ('succeeded', 'failed', 'cancelled')) STORED,
+	reaped boolean NOT NULL DEFAULT false, -- closed because its lease lapsed: a report may still come
 	late boolean NOT NULL DEFAULT false,
 	late_at timestamptz,
 	late_ending text,
@@ -75,7 +76,8 @@ CREATE TABLE turnpike.attempts (
 	result json,
 	PRIMARY KEY (job_id, attempt),
 	CHECK (late = (late_at IS NOT NULL)),
-	CHECK (NOT late OR ending = 'lost'),
+	CHECK (NOT late OR reaped),
+	CHECK (NOT reaped OR ending = 'lost'),
 	CHECK (next <> 'dispatched' AND next <> 'running'),
 	CHECK (next <> 'succeeded' OR (ending = 'done' AND NOT is_error))
 ) PARTITION BY RANGE (job_id);

@@ -21,7 +21,7 @@ import (
 )
 
 // maxBatchBytes is what one enqueue sends at most: the server's own bound.
-const maxBatchBytes = 32 << 20
+const maxBatchBytes = 16 << 20
 
 func enqueueCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -265,7 +265,7 @@ func listCommand() *cobra.Command {
 		Aliases: []string{"ls"},
 		Short:   "List jobs, newest first",
 		Example: `  dispatcher list --state running
-  dispatcher list --state failed --since-id 0190b5a0-7c1e-7d3a-9c53-0d1c8a6f2b11 -o name`,
+  dispatcher list --state failed --before 0190b5a0-7c1e-7d3a-9c53-0d1c8a6f2b11 -o name`,
 		Args: cli.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f := job.Filter{Tenant: flag(cmd, "tenant"), Pool: flag(cmd, "pool"), Name: flag(cmd, "name"), WorkKey: flag(cmd, "work")}

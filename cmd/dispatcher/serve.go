@@ -60,6 +60,8 @@ loopback address is taken.`,
 	f.String("database-url-file", "", "file with the database's URL")
 	f.String("nats-user", "", "NATS user")
 	f.String("nats-password-file", "", "file with the NATS password")
+	f.String("nats-creds-file", "", "NATS credentials file, instead of user and password")
+	f.String("nats-ca-file", "", "PEM file that vouches for the NATS server")
 	f.Int("nats-replicas", 1, "replicas of every stream")
 	return cmd
 }
@@ -115,6 +117,7 @@ func settingsOf(s *cli.Settings) (cfg settings, err error) {
 		return cfg, cli.Usagef("no database: set TURNPIKE_DATABASE_URL, or --database-url-file; `dispatcher dev` needs none")
 	}
 	cfg.nats.URL, cfg.nats.User = s.String("nats-url"), s.String("nats-user")
+	cfg.nats.Credentials, cfg.nats.RootCA = s.String("nats-creds-file"), s.String("nats-ca-file")
 	if cfg.nats.Password, err = s.Secret("nats-password"); err != nil {
 		return cfg, err
 	}

@@ -50,6 +50,8 @@ TURNPIKE_NATS_USER and TURNPIKE_NATS_PASSWORD where the URL has none.`,
 	f.String("database-url-file", "", "file with the database's URL")
 	f.String("nats-user", "", "NATS user")
 	f.String("nats-password-file", "", "file with the NATS password")
+	f.String("nats-creds-file", "", "NATS credentials file, instead of user and password")
+	f.String("nats-ca-file", "", "PEM file that vouches for the NATS server")
 	f.String("listen", defaultListen, "where /healthz, /readyz and /metrics answer; empty is nowhere")
 	f.Duration("lease", time.Minute, "length of a lease; the dispatcher's must be the same")
 	f.Duration("beat", 10*time.Second, "time between beats")
@@ -160,6 +162,7 @@ func openQueue(s *cli.Settings, b *bench) (*queue.Conn, error) {
 	}
 	return queue.Connect(queue.Config{
 		URL: s.String("nats-url"), User: s.String("nats-user"), Password: password,
+		Credentials: s.String("nats-creds-file"), RootCA: s.String("nats-ca-file"),
 		Name: b.turns.Worker, Role: queue.Worker, Log: b.log,
 	})
 }
@@ -211,7 +214,9 @@ func ready(w http.ResponseWriter, r *http.Request, pool *worker.Pool, db *store.
 	defer cancel()
 	status := pool.Status()
 	var problems []error
+	down := status.Draining
 	if err := db.Ping(ctx); err != nil {
+		down = true
 		problems = append(problems, errors.New("the database does not answer"))
 	}
 	if status.Draining {
@@ -226,7 +231,7 @@ func ready(w http.ResponseWriter, r *http.Request, pool *worker.Pool, db *store.
 		}
 	}
 	w.Header().Set("Content-Type", "application/json")
-	if open == 0 || len(problems) > 0 && open < len(status.Lanes) || status.Draining || ctx.Err() != nil {
+	if open == 0 || down {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
 	text := []string{}

@@ -408,11 +408,24 @@ func TestSettle(t *testing.T) {
 	})
 	t.Run("refuses endings that are not a worker's", func(t *testing.T) {
 		c := d.running()
-		for _, e := range []job.Ending{job.EndLost, "", "exploded"} {
+		for _, e := range []job.Ending{"", "exploded"} {
 			_, err := d.Settle(t.Context(), []job.Report{ended(c, e)})
 			wantIs(t, err, job.ErrInvalid)
 		}
 		is(t, d.settle(ended(c, job.EndDone)), job.SettledNow, job.Succeeded)
+	})
+	t.Run("of a dead worker's attempt, by its successor, counts as lost once", func(t *testing.T) {
+		c := d.running()
+		cost := job.USD(120_000)
+		lost := ended(c, job.EndLost, started, func(r *job.Report) {
+			r.IsError, r.CostUSD = true, &cost
+			r.Usage = []job.ModelUsage{{Model: "m", InputTokens: 1, CostUSD: &cost}}
+		})
+		is(t, d.settle(lost), job.SettledNow, job.Failed)
+		is(t, d.settle(lost), job.SettledBefore, job.Failed)
+		if a := d.get(c.Job).Attempts[0]; a.Ending != job.EndLost || a.Late || a.CostUSD == nil || *a.CostUSD != cost || len(a.Usage) != 1 {
+			t.Errorf("%+v", a)
+		}
 	})
 	t.Run("of a turn that ended before the cancel keeps its result", func(t *testing.T) {
 		c := d.running()

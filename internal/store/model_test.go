@@ -51,6 +51,7 @@ func (j *modelJob) credential() string {
 
 type modelAttempt struct {
 	ending job.Ending
+	reaped bool // its report may still come
 	late   bool
 	cost   job.USD // -1 is unknown
 }
@@ -339,13 +340,7 @@ func (m *machine) pauseNow(credential string) {
 
 func (m *machine) settle(rt *rapid.T) {
 	l, j := m.lease(rt)
-	var may []job.Ending
-	for _, e := range job.Endings() {
-		if e != job.EndLost {
-			may = append(may, e)
-		}
-	}
-	r := job.Report{Version: 1, Lease: l.Lease, Worker: l.worker, Ending: rapid.SampledFrom(may).Draw(rt, "ending"), EndedAt: time.Now(),
+	r := job.Report{Version: 1, Lease: l.Lease, Worker: l.worker, Ending: rapid.SampledFrom(job.Endings()).Draw(rt, "ending"), EndedAt: time.Now(),
 		IsError: rapid.Bool().Draw(rt, "error"), Started: rapid.Bool().Draw(rt, "started"), Resumable: rapid.Bool().Draw(rt, "resumable")}
 	cost := job.USD(-1)
 	if rapid.Bool().Draw(rt, "priced") {
@@ -375,7 +370,7 @@ func (m *machine) settle(rt *rapid.T) {
 		want = job.SettledNow
 		m.attempts[r.Lease] = &modelAttempt{ending: r.Ending, cost: cost}
 		m.close(j, r.Ending, r.IsError, r.Started, r.Resumable, r.ToolCalls, r.Conversation)
-	case known != nil && known.ending == job.EndLost && !known.late:
+	case known != nil && known.reaped && !known.late:
 		want = job.SettledLate
 		known.late = true
 		if cost >= 0 {
@@ -414,7 +409,7 @@ func (m *machine) reap(rt *rapid.T) {
 		j := m.jobs[r.Job]
 		for _, l := range m.leases {
 			if l.Token == j.token {
-				m.attempts[l.Lease] = &modelAttempt{ending: job.EndLost, cost: -1}
+				m.attempts[l.Lease] = &modelAttempt{ending: job.EndLost, reaped: true, cost: -1}
 			}
 		}
 		m.close(j, job.EndLost, false, false, j.conv != "", 0, "")
@@ -522,7 +517,7 @@ const standings = `
 				UNION ALL SELECT job_id FROM turnpike.events UNION ALL SELECT job_id FROM turnpike.queue) x
 			WHERE NOT EXISTS (SELECT FROM turnpike.jobs j WHERE j.job_id = x.job_id)),
 		'a lost attempt without a record of what it left', (
-			SELECT json_agg(a.job_id) FROM turnpike.attempts a WHERE a.ending = 'lost'
+			SELECT json_agg(a.job_id) FROM turnpike.attempts a WHERE a.reaped
 				AND NOT EXISTS (SELECT FROM turnpike.orphans o WHERE o.job_id = a.job_id AND o.attempt = a.attempt)))::text`
 
 // check compares everything the database has with the model, and what must always

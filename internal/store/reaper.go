@@ -44,7 +44,7 @@ func (db *DB) Reap(ctx context.Context, epoch int64, limit int) ([]job.Reaped, e
 		if err != nil {
 			return err
 		}
-		if rows, err = tx.Query(ctx, closing, args{"reports": encoded}); err != nil {
+		if rows, err = tx.Query(ctx, closing, args{"reports": encoded, "reaped": true}); err != nil {
 			return err
 		}
 		settled, err := pgx.CollectRows(rows, toClosed)

@@ -59,13 +59,13 @@ const closing = `
 		INSERT INTO turnpike.attempts (job_id, attempt, lease_no, token, dispatch_no, profile, lane, tenant, agent, account, worker, host,
 			run_at, dispatched_at, claimed_at, started_at, ended_at, ending, reason, next, verdict, agent_version, model, conversation,
 			resumable, duration_ms, exit_code, signal, is_error, error_subtype, timed_out, cost_capped, num_turns, tool_calls, cost_usd,
-			cost_partial, rate_limit, versions, added, session_dir, result_text, result)
+			cost_partial, rate_limit, versions, added, session_dir, result_text, result, reaped)
 		SELECT job_id, attempt, lease_no, token, dispatch_no, profile, lane, tenant, coalesce(nullif(agent, ''), queued_agent), account, holder,
 			coalesce(host, ''), run_at, dispatched_at, claimed_at, began, ended_at, ending, coalesce(reason, ''), next, verdict,
 			coalesce(agent_version, ''), coalesce(model, ''), conversed, coalesce(resumable, false), coalesce(duration_ms, 0),
 			exit_code, signal, coalesce(is_error, false), coalesce(error_subtype, ''), coalesce(timed_out, false),
 			coalesce(cost_capped, false), coalesce(turned, 0), coalesce(called, 0), cost, partly AND cost IS NOT NULL, rate_limit, versions,
-			added, coalesce(session_dir, ''), coalesce(result_text, ''), result
+			added, coalesce(session_dir, ''), coalesce(result_text, ''), result, @reaped::boolean
 		FROM c
 	),
 	priced AS (
@@ -191,7 +191,7 @@ const late = `
 			rate_limit = r.rate_limit, versions = r.versions, added = r.added, session_dir = coalesce(r.session_dir, ''),
 			result_text = coalesce(r.result_text, ''), result = r.result
 		FROM r
-		WHERE a.job_id = r.job_id AND a.attempt = r.attempt AND a.token = r.token AND a.ending = 'lost' AND NOT a.late
+		WHERE a.job_id = r.job_id AND a.attempt = r.attempt AND a.token = r.token AND a.reaped AND NOT a.late
 		RETURNING a.job_id, a.attempt
 	),
 	c AS MATERIALIZED (
@@ -233,8 +233,8 @@ func (db *DB) Settle(ctx context.Context, reports []job.Report) ([]job.Settled, 
 		return nil, nil
 	}
 	for i, r := range reports {
-		if r.Ending == job.EndLost || !slices.Contains(job.Endings(), r.Ending) {
-			return nil, fmt.Errorf("settle job %s: %w", r.Lease.Job, &job.FieldError{Field: "ending", Problem: fmt.Sprintf("%q is not how a worker's attempt ends (report %d)", r.Ending, i)})
+		if !slices.Contains(job.Endings(), r.Ending) {
+			return nil, fmt.Errorf("settle job %s: %w", r.Lease.Job, &job.FieldError{Field: "ending", Problem: fmt.Sprintf("%q is not how an attempt ends (report %d)", r.Ending, i)})
 		}
 	}
 	// The same report twice in one batch is one report.
@@ -252,7 +252,7 @@ func (db *DB) Settle(ctx context.Context, reports []job.Report) ([]job.Settled, 
 	}
 	now, err := together(ctx, db, "settle", toClosed,
 		stmt{lockLeases, args{"reports": encoded}},
-		stmt{closing, args{"reports": encoded}})
+		stmt{closing, args{"reports": encoded, "reaped": false}})
 	if err != nil {
 		return nil, err
 	}

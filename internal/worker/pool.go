@@ -74,6 +74,7 @@ type Pool struct {
 	once    sync.Once
 	keeper  *Keeper
 	settler *Settler
+	refuse  context.CancelCauseFunc // ends serving, for a reason; set before anything calls it
 
 	mu       sync.Mutex // guards the fields below
 	lanes    []*lane
@@ -123,6 +124,9 @@ func (p *Pool) Run(ctx context.Context) error {
 	if err := p.register(ctx); err != nil {
 		return err
 	}
+	// A pool that was registered anew with another ceiling meanwhile is not ours.
+	ctx, p.refuse = context.WithCancelCause(ctx)
+	defer p.refuse(nil)
 
 	// What keeps turns alive outlives the order to stop: each part below ends when
 	// its own context does.
@@ -177,6 +181,9 @@ func (p *Pool) Run(ctx context.Context) error {
 		p.Log.Warn("reports are left in the spool for the next worker", "reports", n)
 	}
 	p.seen(last)
+	if cause := context.Cause(ctx); errors.Is(cause, job.ErrCeiling) {
+		return fmt.Errorf("serve: %w", cause)
+	}
 	return nil
 }
 
@@ -238,6 +245,9 @@ func (p *Pool) tellAlive(ctx context.Context) {
 
 func (p *Pool) seen(ctx context.Context) {
 	err := p.call(ctx, func(ctx context.Context) error { return p.Store.Seen(ctx, p.info()) })
+	if errors.Is(err, job.ErrCeiling) {
+		p.refuse(err)
+	}
 	if err != nil && ctx.Err() == nil {
 		p.Log.Warn("the worker could not tell that it is alive", "error", err)
 	}

@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/knadh/koanf/parsers/yaml"
@@ -22,20 +23,18 @@ const EnvPrefix = "TURNPIKE_"
 // over the file, the file over the default.
 type Settings struct{ *koanf.Koanf }
 
+// allSecrets are the settings without a flag of any command.
+var allSecrets = []string{"database-url", "nats-url", "nats-password", "token"}
+
+// anyCommands says whether a command of the program has a flag of that name.
+func anyCommands(cmd *cobra.Command, name string) bool {
+	return cmd.Flags().Lookup(name) != nil || slices.ContainsFunc(cmd.Commands(), func(c *cobra.Command) bool { return anyCommands(c, name) })
+}
+
 // LoadSettings reads what stands for cmd's flags and for the secrets, which have
 // no flag. A key of the file that is neither is refused.
 func LoadSettings(cmd *cobra.Command, secrets ...string) (*Settings, error) {
-	known := func(key string) bool {
-		if cmd.Flags().Lookup(key) != nil {
-			return true
-		}
-		for _, s := range secrets {
-			if key == s {
-				return true
-			}
-		}
-		return false
-	}
+	mine := func(key string) bool { return cmd.Flags().Lookup(key) != nil || slices.Contains(secrets, key) }
 	k := koanf.New("/")
 	path := os.Getenv(EnvPrefix + "CONFIG")
 	if f := cmd.Flags().Lookup("config"); f != nil && f.Changed {
@@ -46,14 +45,18 @@ func LoadSettings(cmd *cobra.Command, secrets ...string) (*Settings, error) {
 			return nil, Usagef("settings file %s: %w", path, err)
 		}
 		for _, key := range k.Keys() {
-			if !known(key) {
+			switch {
+			case mine(key):
+			case anyCommands(cmd.Root(), key), slices.Contains(allSecrets, key):
+				k.Delete(key) // one file serves every command of a program
+			default:
 				return nil, Usagef("settings file %s: unknown setting %q; a setting is named as its flag, without the dashes in front", path, key)
 			}
 		}
 	}
 	fromEnv := env.Provider("/", env.Opt{Prefix: EnvPrefix, TransformFunc: func(name, value string) (string, any) {
 		key := strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(name, EnvPrefix)), "_", "-")
-		if !known(key) {
+		if !mine(key) {
 			return "", nil // another program's, or a turn's
 		}
 		if f := cmd.Flags().Lookup(key); f != nil && strings.HasSuffix(f.Value.Type(), "Slice") {
