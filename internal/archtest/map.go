@@ -23,7 +23,11 @@ var Map = []Rule{
 	{Package: "internal/worker", May: []string{"internal/job", "internal/agent", "internal/work", "internal/vcs"}},
 
 	// The turn's side.
-	{Package: "internal/agent/driver/*", May: []string{"internal/agent"}},
+	// What drivers would otherwise each have again: reading lines nobody may trust, and
+	// checking the servers they write down.
+	{Package: "internal/agent/driver/*", May: []string{
+		"internal/agent", "internal/agent/driver/stream", "internal/agent/driver/servers",
+	}},
 	{Package: "internal/agent/session", May: []string{"internal/agent"}},
 	{Package: "internal/agent/restricted", May: []string{"internal/agent"}},
 	// A nil launcher selects this platform's own, which is confine.

@@ -69,7 +69,10 @@ func text(t *testing.T, s Subject) {
 	if len(r.Diagnostics) > 0 {
 		t.Errorf("diagnostics %q", r.Diagnostics)
 	}
-	want := agenttest.DefaultUsage
+	want := s.Usage
+	if want == (agenttest.Usage{}) {
+		want = agenttest.DefaultUsage
+	}
 	if len(r.Models) != 1 {
 		t.Errorf("usage %+v, want that of one model", r.Models)
 	}
@@ -94,7 +97,15 @@ func text(t *testing.T, s Subject) {
 }
 
 func credentials(t *testing.T, s Subject) {
-	for _, variable := range s.Driver.Descriptor().Credentials {
+	declared := s.Driver.Descriptor().Credentials
+	tried := s.Credentials
+	if tried == nil {
+		tried = declared
+	}
+	for _, variable := range tried {
+		if !slices.Contains(declared, variable) {
+			t.Errorf("%s is not among %v", variable, declared)
+		}
 		sc := script(t, agenttest.Text("Hello."))
 		newBenchWith(t, s, sc, variable).run(t).wantSuccess(t, "Hello.")
 		if got := sc.Requests()[0].Credential(); got != secret {
@@ -281,6 +292,14 @@ func resumeUnknown(t *testing.T, s Subject) {
 	known := other.run(t)
 	b.launch.Request.ResumeID = known.Conversation.Conversation
 	r := b.run(t)
+	if s.StartsAnew {
+		r.wantSuccess(t, "Hello.")
+		if id := known.Conversation.Conversation; r.Conversation.Conversation != id ||
+			!slices.ContainsFunc(r.Diagnostics, func(d string) bool { return strings.Contains(d, id) }) {
+			t.Errorf("conversation %q, diagnostics %q; want %s begun anew, and that said", r.Conversation.Conversation, r.Diagnostics, id)
+		}
+		return
+	}
 	r.wantFailure(t, agent.FailureResume)
 	if r.Conversation.Conversation != "" || r.CostUSD != 0 || len(sc.Requests()) != 1 {
 		t.Errorf("progress %+v after %d requests, want nothing to have happened", r.Progress, len(sc.Requests())-1)

@@ -54,6 +54,9 @@ func newBench(t *testing.T, s Subject, script *agenttest.Script) *bench {
 func newBenchWith(t *testing.T, s Subject, script *agenttest.Script, variable string) *bench {
 	t.Helper()
 	home, dir := t.TempDir(), t.TempDir()
+	if s.At != nil {
+		s.Driver = s.At(script.URL())
+	}
 	return &bench{s: s, launch: agent.Launch{
 		Request: agent.Request{
 			Profile: agent.Profile{Agent: s.Driver.Descriptor().Name, Model: s.Model},

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"turnpike/internal/agent"
+	"turnpike/internal/agent/agenttest"
 )
 
 // Subject is a driver with its CLI, and what can be expected of the two.
@@ -13,6 +14,14 @@ type Subject struct {
 	Driver agent.Driver
 	Bin    string // the CLI's executable
 	Model  string
+
+	// At is the driver for a provider at a base URL, where that is no matter of the
+	// environment. Nil: Driver, wherever it is.
+	At func(base string) agent.Driver
+	// Credentials are those of the descriptor's that are tried. Nil: all of them.
+	Credentials []string
+	// Usage is what the API of the Model tells of agenttest.DefaultUsage. Zero: all of it.
+	Usage agenttest.Usage
 
 	// Provider is the environment that leads the CLI to the provider at a base URL
 	// with a credential, given by its variable.
@@ -32,6 +41,9 @@ type Subject struct {
 	// MaxTurns is the error subtype of a turn that came to its limit. Empty: the CLI
 	// has no such limit.
 	MaxTurns string
+
+	// StartsAnew says that a conversation the CLI does not know begins anew under its id.
+	StartsAnew bool
 
 	// Prices says that the CLI prices Model itself.
 	Prices bool
