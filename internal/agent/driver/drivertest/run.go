@@ -72,6 +72,17 @@ func newBenchWith(t *testing.T, s Subject, script *agenttest.Script, variable st
 	}}
 }
 
+// Run runs the CLI once, on a script, for a test of what only this one does. Change may
+// change the turn.
+func Run(t *testing.T, s Subject, script *agenttest.Script, change func(*agent.Launch)) agent.Conversation {
+	t.Helper()
+	b := newBench(t, s, script)
+	if change != nil {
+		change(&b.launch)
+	}
+	return b.run(t).Conversation
+}
+
 // start runs the CLI as the driver says and gives how it will have ended.
 func (b *bench) start(ctx context.Context, t *testing.T) (wait func() run) {
 	t.Helper()

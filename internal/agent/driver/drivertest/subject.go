@@ -30,6 +30,9 @@ type Subject struct {
 	// Limit is how a provider tells of a used up limit, and until when. Nil: the CLI
 	// never tells of a reset.
 	Limit func(reset time.Time) http.Header
+	// LimitAnswer is the whole answer where headers alone do not say it. Nil: 429 with
+	// the headers of Limit.
+	LimitAnswer func(reset time.Time) agenttest.Step
 	// LimitCredential is the variable of a credential that is told of limits; empty
 	// is the first of the descriptor's.
 	LimitCredential string
@@ -41,6 +44,8 @@ type Subject struct {
 	// MaxTurns is the error subtype of a turn that came to its limit. Empty: the CLI
 	// has no such limit.
 	MaxTurns string
+	// Overrun is how many requests may have begun beyond that limit.
+	Overrun int
 
 	// StartsAnew says that a conversation the CLI does not know begins anew under its id.
 	StartsAnew bool
@@ -53,7 +58,8 @@ type Subject struct {
 
 	// NoTools is how many tools a turn without tools still offers the model.
 	NoTools int
-	// ReadTool is the name of the tool that reads files.
+	// ReadTool is the name of the tool that reads files. Of a CLI that cannot be held
+	// to a list of tools, as its descriptor says, it is not asked.
 	ReadTool string
 
 	// Instructions is the workspace's file whose text reaches the model. Empty: none does.
