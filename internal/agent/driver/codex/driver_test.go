@@ -41,6 +41,7 @@ func TestDriver(t *testing.T) {
 		},
 		MaxTurns:     "error_max_turns",
 		Overrun:      1,
+		KeepsPrompts: true,
 		MostRequests: 4, // a request and its repetition, in a stream and its repetition
 		NoTools:      1, // apply_patch, which is refused whatever it patches
 		Instructions: "AGENTS.md",

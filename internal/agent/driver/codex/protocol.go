@@ -15,6 +15,7 @@ const (
 	methodInitialized  = "initialized"
 	methodThreadStart  = "thread/start"
 	methodThreadResume = "thread/resume"
+	methodInject       = "thread/inject_items"
 	methodTurnStart    = "turn/start"
 	methodInterrupt    = "turn/interrupt"
 )
@@ -23,6 +24,7 @@ const (
 const (
 	askInitialize = iota + 1
 	askThread
+	askInject
 	askTurn
 	askInterrupt
 )

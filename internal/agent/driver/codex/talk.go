@@ -41,7 +41,7 @@ type talk struct {
 
 	// Occasions for alarms, see alarm.keep.
 	throttled, throttles int // the provider asked for a pause
-	awaited              int // servers are yet to start
+	awaited              int // the turn is yet to start
 	over                 int // nothing more is to be expected
 
 	progress agent.Progress
@@ -52,6 +52,7 @@ type talk struct {
 	cut      int // lines of which only the head is known
 
 	thread, turn string
+	instructing  bool // the turn's instructions are yet to be taken
 	model        string
 	servers      map[string]bool // by name: not started yet
 	before       *tokens         // the last total; nil while none was told
@@ -92,16 +93,34 @@ func (s *talk) startThread() {
 	if r.Profile.Model != "" {
 		p["model"] = r.Profile.Model
 	}
-	if r.SystemPrompt != "" {
-		p["developerInstructions"] = r.SystemPrompt
-	}
 	if r.ResumeID == "" {
+		if r.SystemPrompt != "" {
+			p["developerInstructions"] = r.SystemPrompt
+		}
 		s.ask(askThread, methodThreadStart, p)
 		return
 	}
 	p["threadId"] = r.ResumeID
 	p["excludeTurns"] = true // or all of the conversation comes back in one line
 	s.ask(askThread, methodThreadResume, p)
+}
+
+// replacing opens the system prompt of a turn that continues a conversation.
+const replacing = "These instructions replace the ones given earlier in this conversation by the same source:\n\n"
+
+// instruct gives a conversation that goes on the system prompt of this turn. The CLI
+// takes instructions for a thread only when it begins, and drops later ones without a
+// word; the first ones stay in the conversation for ever.
+func (s *talk) instruct() {
+	r := s.launch.Request
+	if r.ResumeID == "" || r.SystemPrompt == "" {
+		return
+	}
+	s.instructing = true
+	s.ask(askInject, methodInject, object{"threadId": s.thread, "items": []any{object{
+		"type": "message", "role": "developer",
+		"content": []any{object{"type": "input_text", "text": replacing + r.SystemPrompt}},
+	}}})
 }
 
 // startTurn gives the thread its turn, once.
@@ -223,8 +242,12 @@ func (s *talk) answered(m message) bool {
 			s.model = stream.Clip(m.Result.Model)
 		}
 		s.awaited = 1
+		s.instruct()
 		s.ready()
 		return true
+	case askInject:
+		s.instructing = false
+		s.ready()
 	case askTurn:
 		if s.turn == "" {
 			s.turn = stream.Clip(m.Result.Turn.ID)
@@ -243,7 +266,7 @@ func release(userAgent string) string {
 // ready starts the turn as soon as every server started or failed: what a server
 // offers later than that, the model would not be offered.
 func (s *talk) ready() {
-	if s.awaited != 0 && len(s.servers) == 0 {
+	if s.awaited != 0 && len(s.servers) == 0 && !s.instructing {
 		s.startTurn()
 	}
 }

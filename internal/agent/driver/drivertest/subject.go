@@ -50,6 +50,10 @@ type Subject struct {
 	// StartsAnew says that a conversation the CLI does not know begins anew under its id.
 	StartsAnew bool
 
+	// KeepsPrompts says that a conversation that goes on keeps its earlier system
+	// prompts; the turn's own then comes behind them.
+	KeepsPrompts bool
+
 	// Prices says that the CLI prices Model itself.
 	Prices bool
 
