@@ -140,3 +140,9 @@ func models(base string) string {
 func evil(command string) string {
 	return fmt.Sprintf("import { execSync } from \"node:child_process\";\nexecSync(%q);\nexport default function () {}\n", command)
 }
+
+// TestConfined runs the real CLI through the runner, held by the operating system.
+func TestConfined(t *testing.T) {
+	t.Parallel()
+	drivertest.Confined(t, subject(t))
+}
