@@ -121,22 +121,27 @@ func (responses) items(a answer) []object {
 				"execution": "client", "arguments": json.RawMessage(c.input),
 			})
 		case c.tool.Freeform:
-			list = append(list, object{
+			list = append(list, named(c.tool, object{
 				"type": "custom_tool_call", "id": "ctc_" + c.id, "call_id": c.id, "status": "completed",
-				"name": c.tool.Name, "input": c.input,
-			})
+				"input": c.input,
+			}))
 		default:
-			item := object{
+			list = append(list, named(c.tool, object{
 				"type": "function_call", "id": "fc_" + c.id, "call_id": c.id, "status": "completed",
-				"name": c.tool.Name, "arguments": c.input,
-			}
-			if c.tool.namespace != "" {
-				item["namespace"], item["name"] = c.tool.namespace, c.tool.bare
-			}
-			list = append(list, item)
+				"arguments": c.input,
+			}))
 		}
 	}
 	return list
+}
+
+// named adds a call's tool, which may be one of a namespace.
+func named(t Tool, item object) object {
+	item["name"] = t.Name
+	if t.namespace != "" {
+		item["namespace"], item["name"] = t.namespace, t.bare
+	}
+	return item
 }
 
 func outputText(text string) object {

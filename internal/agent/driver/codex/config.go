@@ -178,12 +178,9 @@ type toml struct {
 	err  error // of the first value that cannot be written
 }
 
+// table opens a table. Its names need no quotes.
 func (t *toml) table(names ...string) {
-	quoted := make([]string, len(names))
-	for i, name := range names {
-		quoted[i] = t.quote(name)
-	}
-	t.text.WriteString("\n[" + strings.Join(quoted, ".") + "]\n")
+	t.text.WriteString("\n[" + strings.Join(names, ".") + "]\n")
 }
 
 // set writes a key with a string, a number, a bool, or strings in a list or by name.

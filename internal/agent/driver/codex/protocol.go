@@ -24,9 +24,9 @@ const (
 const (
 	askInitialize = iota + 1
 	askThread
-	askInject
 	askTurn
 	askInterrupt
+	askInject
 )
 
 // message is every message of the server at once; each fills the fields it has. A
@@ -218,9 +218,11 @@ type window struct {
 
 // told is the window that is nearest to its limit; nil when none was told of.
 func (r rateLimits) told() *agent.RateLimit {
-	w := r.Primary
-	if r.Secondary != nil && (w == nil || r.Secondary.Used > w.Used) {
-		w = r.Secondary
+	var w *window
+	for _, told := range []*window{r.Primary, r.Secondary} {
+		if told != nil && *told != (window{}) && (w == nil || told.Used > w.Used) {
+			w = told
+		}
 	}
 	if w == nil && r.Reached == "" {
 		return nil
