@@ -26,6 +26,8 @@ GRANT UPDATE (late, late_at, late_ending, host, agent_version, model, conversati
 	is_error, error_subtype, timed_out, cost_capped, num_turns, tool_calls, cost_usd, cost_partial, rate_limit, versions, added, session_dir,
 	result_text, result) ON turnpike.attempts TO turnpike_worker;
 GRANT INSERT, UPDATE ON turnpike.pauses TO turnpike_worker;
+-- A worker that is too new for the schema says so instead of failing bit by bit.
+GRANT SELECT ON turnpike.goose_db_version TO turnpike_worker;
 GRANT INSERT, UPDATE ON turnpike.orphans, turnpike.workers, turnpike.pools TO turnpike_worker;
 GRANT EXECUTE ON FUNCTION turnpike.after(text, boolean, boolean, boolean, boolean, boolean, text, integer, integer, bigint, integer, integer, integer, double precision),
 	turnpike.backoff(bigint, integer, bigint, double precision) TO turnpike_worker;

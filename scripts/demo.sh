@@ -11,7 +11,7 @@ if [ "$(id -u)" = 0 ]; then home=/var/lib/turnpike; else home=${XDG_STATE_HOME:-
 dir=${TURNPIKE_DEMO_DIR:-$home/demo}
 listen=127.0.0.1:${TURNPIKE_DEMO_PORT:-8430}
 mkdir -p "$dir"
-export TURNPIKE_SERVER=http://$listen
+export TURNPIKE_SERVER=http://$listen TURNPIKE_TOKEN_FILE=$dir/token
 
 step() { printf '\n\033[1m== %s\033[0m\n' "$*" | { [ -t 1 ] && [ -z "${NO_COLOR:-}" ] && cat || sed 's/\x1b\[[0-9]*m//g'; }; }
 pids=()

@@ -33,7 +33,7 @@ type client struct {
 // clientFlags adds what every command needs that talks to a dispatcher.
 func clientFlags(cmd *cobra.Command) {
 	cmd.Flags().String("server", "http://"+defaultServer, "the dispatcher's address ($TURNPIKE_SERVER)")
-	cmd.Flags().String("token-file", "", "file with the bearer token; or set $TURNPIKE_TOKEN")
+	cmd.Flags().String("token-file", "", "file with the bearer token; or set $TURNPIKE_TOKEN.\nWithout either, this machine's dispatcher dev is asked with its own token")
 }
 
 func newClient(cmd *cobra.Command) (*client, error) {
@@ -50,8 +50,14 @@ func newClient(cmd *cobra.Command) (*client, error) {
 		return nil, err
 	}
 	host := base.Hostname()
-	if ip := net.ParseIP(host); token != "" && base.Scheme == "http" && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+	ip := net.ParseIP(host)
+	switch here := host == "localhost" || ip != nil && ip.IsLoopback(); {
+	case token != "" && base.Scheme == "http" && !here:
 		return nil, cli.Usagef("server %s: a token is sent over https only, or to this machine", base.Host)
+	case token == "" && here:
+		if token, err = devToken(defaultDevDir()); err != nil {
+			return nil, err
+		}
 	}
 	return &client{base: base, token: token, http: &http.Client{}}, nil
 }

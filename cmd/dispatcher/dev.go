@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"turnpike/cmd/internal/cli"
+	"turnpike/internal/api"
 	"turnpike/internal/job"
 	"turnpike/internal/queue"
 	"turnpike/internal/store"
@@ -132,8 +134,11 @@ func dev(cmd *cobra.Command, s *cli.Settings, log *slog.Logger) (err error) {
 	cfg := commonSettings(s)
 	cfg.database = logins["dispatcher"]
 	cfg.nats = queue.Config{URL: nats.url(), User: string(queue.Dispatcher), Password: nats.passwords[queue.Dispatcher]}
-	if cfg.tokens, err = readTokens(s.String("tokens-file")); err != nil {
+	if cfg.tokens, err = devTokens(s, dir); err != nil {
 		return err
+	}
+	if err := api.CheckListen(cfg.listen, cfg.tokens); err != nil {
+		return cli.Usagef("%w", err)
 	}
 
 	// The worker drains while the dispatcher still serves.
@@ -167,8 +172,41 @@ func dev(cmd *cobra.Command, s *cli.Settings, log *slog.Logger) (err error) {
 	}
 }
 
+// tokenFile holds the operator's token of a dev installation. A turn with an open
+// network reaches the API, so it must not be open to whoever reaches it.
+const tokenFile = "token"
+
+// devTokens are the tokens of the file that was given, or one that dev makes for
+// the person at this machine.
+func devTokens(s *cli.Settings, dir string) ([]api.Token, error) {
+	if s.String("tokens-file") != "" {
+		return readTokens(s.String("tokens-file"))
+	}
+	token, err := keptPassword(filepath.Join(dir, tokenFile))
+	if err != nil {
+		return nil, err
+	}
+	name := "operator"
+	if u, err := user.Current(); err == nil && u.Username != "" {
+		name = u.Username
+	}
+	return []api.Token{{Name: name, Role: api.Operator, SHA256: api.HashToken(token)}}, nil
+}
+
+// devToken reads the token of the dev installation in dir; none is no error.
+func devToken(dir string) (string, error) {
+	b, err := os.ReadFile(filepath.Join(dir, tokenFile))
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
+		return "", nil
+	}
+	return strings.TrimSpace(string(b)), err
+}
+
 // greet says what to do next.
 func greet(w io.Writer, listen, dir string) {
+	if dir != defaultDevDir() {
+		fmt.Fprintf(w, "\nFor the commands below: export TURNPIKE_TOKEN_FILE=%s\n", filepath.Join(dir, tokenFile))
+	}
 	fmt.Fprintf(w, `
 Turnpike runs at http://%s; ^C stops it, and everything is there next time.
   bin/dispatcher enqueue -f examples/request.json --watch

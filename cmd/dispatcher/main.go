@@ -32,7 +32,8 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 refused, 5 unavailable.`,
 		&cobra.Group{ID: "jobs", Title: "Jobs:"},
 		&cobra.Group{ID: "running", Title: "Running it:"},
 	)
-	for _, c := range []*cobra.Command{enqueueCommand(), getCommand(), listCommand(), logsCommand(), cancelCommand(), retryCommand(), reportCommand()} {
+	for _, c := range []*cobra.Command{enqueueCommand(), getCommand(), listCommand(), logsCommand(), cancelCommand(), retryCommand(), reportCommand(),
+		pauseCommand(), resumeCommand(), pausesCommand(), limitCommand()} {
 		c.GroupID = "jobs"
 		cmd.AddCommand(c)
 	}

@@ -179,6 +179,9 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 		return err
 	}
 	defer db.Close()
+	if _, _, err := store.Version(ctx, cfg.database); errors.Is(err, store.ErrSchema) {
+		return err // an outage is waited for, an old schema is not
+	}
 	cfg.nats.Name, cfg.nats.Role, cfg.nats.Log = "dispatcher "+holder, queue.Dispatcher, log
 	nc, err := queue.Connect(cfg.nats)
 	if err != nil {

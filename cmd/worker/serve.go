@@ -149,6 +149,9 @@ func openStore(ctx context.Context, s *cli.Settings, name string) (*store.DB, er
 	if dsn == "" {
 		return nil, cli.Usagef("no database: set TURNPIKE_DATABASE_URL, or --database-url-file")
 	}
+	if _, _, err := store.Version(ctx, dsn); errors.Is(err, store.ErrSchema) {
+		return nil, err // an outage is waited for, an old schema is not
+	}
 	return store.Open(ctx, store.Config{DSN: dsn, App: name, LeaseLength: s.Duration("lease")})
 }
 

@@ -53,6 +53,7 @@ type backend struct {
 	view    job.View
 	filter  job.Filter
 	by, why string
+	ordered []string
 	chunks  []job.TranscriptChunk
 	existed bool
 	more    chan job.TranscriptChunk // what comes while somebody follows
@@ -96,6 +97,25 @@ func (b *backend) Cancel(_ context.Context, id job.ID, by, why string) (job.Canc
 		return job.CancelAnswer{}, job.ErrFinished
 	}
 	return job.CancelAnswer{ID: id, State: b.view.State}, b.fail
+}
+
+func (b *backend) Pause(_ context.Context, scope job.Scope, name string, _ time.Time, by, why string) (int, error) {
+	b.ordered = append(b.ordered, strings.Join([]string{"pause", string(scope), name, by, why}, " "))
+	return 2, b.fail
+}
+
+func (b *backend) Lift(_ context.Context, scope job.Scope, name, by, why string) error {
+	b.ordered = append(b.ordered, strings.Join([]string{"resume", string(scope), name, by, why}, " "))
+	return b.fail
+}
+
+func (b *backend) Pauses(context.Context) ([]job.Pause, error) {
+	return []job.Pause{{Scope: job.ScopeTenant, Name: "acme", Active: true, By: "anna"}}, b.fail
+}
+
+func (b *backend) SetLimit(_ context.Context, tenant string, most int, by string) error {
+	b.ordered = append(b.ordered, fmt.Sprint("limit ", tenant, " ", most, " ", by))
+	return b.fail
 }
 
 func (b *backend) Retry(context.Context, job.ID, string) (job.Accepted, error) {
@@ -344,6 +364,10 @@ func TestTokens(t *testing.T) {
 		{"POST", job + "/cancel", "", [6]int{401, 401, 202, 404, 202, 403}},
 		{"POST", job + "/retry", "", [6]int{401, 401, 201, 404, 201, 403}},
 		{"GET", "/v1/report?by=day", "", [6]int{401, 401, 403, 403, 200, 200}},
+		{"GET", "/v1/pauses", "", [6]int{401, 401, 403, 403, 200, 200}},
+		{"POST", "/v1/pauses", `{"scope":"tenant","name":"acme"}`, [6]int{401, 401, 403, 403, 200, 403}},
+		{"POST", "/v1/pauses/resume", `{"scope":"tenant","name":"acme"}`, [6]int{401, 401, 403, 403, 204, 403}},
+		{"PUT", "/v1/limits", `{"tenant":"acme","max":5}`, [6]int{401, 401, 403, 403, 204, 403}},
 		{"GET", "/metrics", "", [6]int{401, 401, 403, 403, 200, 200}},
 		{"GET", "/nowhere", "", [6]int{401, 401, 404, 404, 404, 404}},
 		{"GET", "/healthz", "", [6]int{200, 200, 200, 200, 200, 200}},
@@ -399,6 +423,28 @@ func TestCheckListen(t *testing.T) {
 
 func TestLookingAndChanging(t *testing.T) {
 	t.Parallel()
+
+	t.Run("operators pause, resume and limit, on record by name", func(t *testing.T) {
+		t.Parallel()
+		b := newBackend()
+		s := serve(t, b, withTokens)
+		for _, c := range [][3]string{
+			{"POST", "/v1/pauses", `{"scope":"lane","name":"none-confined/default","why":"upgrade"}`},
+			{"POST", "/v1/pauses/resume", `{"scope":"account","name":"~claude","why":"renewed"}`},
+			{"PUT", "/v1/limits", `{"tenant":"*","max":-1}`},
+		} {
+			if w := ask(s, c[0], c[1], c[2], "Authorization: Bearer anna-token"); w.Code >= 300 {
+				t.Errorf("%s: %d %s", c[1], w.Code, w.Body)
+			}
+		}
+		want := []string{"pause lane none-confined/default anna upgrade", "resume account ~claude anna renewed", "limit * -1 anna"}
+		if diff := cmp.Diff(want, b.ordered); diff != "" {
+			t.Error(diff)
+		}
+		if w := ask(s, "POST", "/v1/pauses", `{"scope":"planet","name":"x"}`, "Authorization: Bearer anna-token"); w.Code != 422 {
+			t.Errorf("an unknown scope: %d", w.Code)
+		}
+	})
 
 	t.Run("list passes its filters and names the next page", func(t *testing.T) {
 		t.Parallel()
@@ -468,7 +514,7 @@ func TestLookingAndChanging(t *testing.T) {
 		if !bytes.Contains(doc.Paths["/v1/jobs"]["post"], []byte("#/components/schemas/Request")) {
 			t.Error("enqueue takes no Request")
 		}
-		if got := len(doc.Paths); got != 6 {
+		if got := len(doc.Paths); got != 9 {
 			t.Errorf("%d paths", got)
 		}
 	})

@@ -35,6 +35,10 @@ type Jobs interface {
 type Control interface {
 	Cancel(ctx context.Context, id job.ID, by, why string) (job.CancelAnswer, error)
 	Retry(ctx context.Context, id job.ID, by string) (job.Accepted, error)
+	Pause(ctx context.Context, scope job.Scope, name string, until time.Time, by, why string) (int, error)
+	Lift(ctx context.Context, scope job.Scope, name, by, why string) error
+	Pauses(ctx context.Context) ([]job.Pause, error)
+	SetLimit(ctx context.Context, tenant string, most int, by string) error
 }
 
 // Bearer is part of every operation's input. It is exported, as JobInput is, because
@@ -137,6 +141,7 @@ func (s *Server) registerJobs(api huma.API) {
 		OperationID: "report", Method: http.MethodGet, Path: "/v1/report",
 		Summary: "Costs and outcomes", Errors: []int{401, 403, 422, 503},
 	}, s.report)
+	s.registerHolds(api)
 	describeEnqueue(api.OpenAPI())
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"turnpike/internal/job"
 )
@@ -15,6 +16,13 @@ type Commands interface {
 	Cancel(ctx context.Context, id job.ID, by, why string) (job.CancelAnswer, error)
 	// Retry enqueues a finished job anew. It returns job.ErrNotFound or job.ErrConflict.
 	Retry(ctx context.Context, id job.ID, by string) (job.Accepted, error)
+	// Pause holds up a lane, tenant or account, until a time or, when that is zero,
+	// until it is lifted. It returns how many dispatched jobs went back.
+	Pause(ctx context.Context, scope job.Scope, name string, until time.Time, by, why string) (int, error)
+	Lift(ctx context.Context, scope job.Scope, name, by, why string) error
+	Pauses(ctx context.Context) ([]job.Pause, error)
+	// SetLimit bounds a tenant's unfinished jobs; a negative number lifts the bound.
+	SetLimit(ctx context.Context, tenant string, most int, by string) error
 }
 
 // CancelPusher tells workers of a cancel sooner than their next beat would.
@@ -55,4 +63,33 @@ func (c *Control) Retry(ctx context.Context, id job.ID, by string) (job.Accepted
 	}
 	wake(c.Waker, c.Bell, c.Log)
 	return accepted, nil
+}
+
+// Pause holds up a lane, tenant or account. What runs goes on.
+func (c *Control) Pause(ctx context.Context, scope job.Scope, name string, until time.Time, by, why string) (int, error) {
+	n, err := c.Jobs.Pause(ctx, scope, name, until, by, why)
+	if err != nil {
+		return 0, fmt.Errorf("pause %s %s: %w", scope, name, err)
+	}
+	return n, nil
+}
+
+// Lift ends a pause at once.
+func (c *Control) Lift(ctx context.Context, scope job.Scope, name, by, why string) error {
+	if err := c.Jobs.Lift(ctx, scope, name, by, why); err != nil {
+		return fmt.Errorf("resume %s %s: %w", scope, name, err)
+	}
+	wake(c.Waker, c.Bell, c.Log)
+	return nil
+}
+
+// Pauses lists what is paused.
+func (c *Control) Pauses(ctx context.Context) ([]job.Pause, error) { return c.Jobs.Pauses(ctx) }
+
+// SetLimit bounds a tenant's unfinished jobs.
+func (c *Control) SetLimit(ctx context.Context, tenant string, most int, by string) error {
+	if err := c.Jobs.SetLimit(ctx, tenant, most, by); err != nil {
+		return fmt.Errorf("limit tenant %s: %w", tenant, err)
+	}
+	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"turnpike/internal/dispatcher"
 	"turnpike/internal/job"
@@ -51,6 +52,14 @@ func (d *desk) Cancel(context.Context, job.ID, string, string) (job.CancelAnswer
 func (d *desk) Retry(context.Context, job.ID, string) (job.Accepted, error) {
 	return job.Accepted{ID: id(9)}, d.fail
 }
+
+func (d *desk) Pause(context.Context, job.Scope, string, time.Time, string, string) (int, error) {
+	return 2, d.fail
+}
+
+func (d *desk) Lift(context.Context, job.Scope, string, string, string) error { return d.fail }
+func (d *desk) Pauses(context.Context) ([]job.Pause, error)                   { return nil, d.fail }
+func (d *desk) SetLimit(context.Context, string, int, string) error           { return d.fail }
 
 func (d *desk) Wake() error {
 	d.woken++

@@ -2,6 +2,8 @@ package store_test
 
 import (
 	"context"
+	"crypto/rand"
+	"strings"
 	"testing"
 	"time"
 
@@ -134,6 +136,20 @@ func TestMigrate(t *testing.T) {
 	}
 	if have, _, err = store.Version(t.Context(), empty.DSN()); err != nil || have != want {
 		t.Errorf("have %d, %v", have, err)
+	}
+	for _, role := range []string{"turnpike_dispatcher", "turnpike_worker"} {
+		login, password := "check_"+role+"_"+strings.ToLower(rand.Text()), rand.Text()
+		for range 2 { // a second time changes the password only
+			if err := store.EnsureLogin(t.Context(), empty.DSN(), login, password, role); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, _, err := store.Version(t.Context(), empty.As(login, password)); err != nil {
+			t.Errorf("%s cannot tell the schema's version: %v", role, err)
+		}
+		if _, err := empty.Pool(t).Exec(t.Context(), "DROP ROLE "+login); err != nil {
+			t.Error(err)
+		}
 	}
 	steps, err := store.MigrationStatus(t.Context(), empty.DSN())
 	if err != nil || int64(len(steps)) != want || steps[0].Applied.IsZero() || steps[0].Name == "" {

@@ -17,7 +17,6 @@ import (
 	"pgregory.net/rapid"
 
 	"turnpike/internal/job"
-	"turnpike/internal/store"
 	"turnpike/internal/work"
 )
 
@@ -196,12 +195,12 @@ func TestEnqueue(t *testing.T) {
 			t.Fatal(err)
 		}
 		d.enqueue(small)
-		if err := d.SetLimit(t.Context(), store.EveryTenant, 0, "me"); err != nil {
+		if err := d.SetLimit(t.Context(), job.EveryTenant, 0, "me"); err != nil {
 			t.Fatal(err)
 		}
 		_, err = d.Enqueue(t.Context(), []job.Entry{entry(t, tenant("large"))})
 		wantIs(t, err, job.ErrQueueFull)
-		for _, who := range []string{"small", store.EveryTenant} {
+		for _, who := range []string{"small", job.EveryTenant} {
 			if err := d.SetLimit(t.Context(), who, -1, "me"); err != nil {
 				t.Fatal(err)
 			}

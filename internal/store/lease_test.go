@@ -479,7 +479,7 @@ func TestSettle(t *testing.T) {
 		if s := d.get(c.Job); s.State != job.Queued || s.Reason != "parked: pause" {
 			t.Fatalf("%s %s", s.State, s.Reason)
 		}
-		if err := d.Lift(t.Context(), store.ScopeAccount, "broken", "me", "renewed"); err != nil {
+		if err := d.Lift(t.Context(), job.ScopeAccount, "broken", "me", "renewed"); err != nil {
 			t.Fatal(err)
 		}
 		if got := d.dispatch(10); len(got) != 1 || got[0].Job != c.Job {

@@ -3,21 +3,12 @@ package store
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"turnpike/internal/job"
-)
-
-// Scope is what a pause holds up.
-type Scope string
-
-// The scopes. A lane is named as job.Lane.String does.
-const (
-	ScopeLane    Scope = "lane"
-	ScopeTenant  Scope = "tenant"
-	ScopeAccount Scope = "account"
 )
 
 // DefaultAccount is the name under which the credential is paused that a worker has
@@ -55,8 +46,8 @@ const takeBack = `
 // a time, or until it is lifted when that is zero. What was dispatched and not claimed
 // goes back to the queue in the same transaction; what runs goes on. It returns how
 // many went back.
-func (db *DB) Pause(ctx context.Context, scope Scope, name string, until time.Time, by, why string) (int, error) {
-	if scope != ScopeLane && scope != ScopeTenant && scope != ScopeAccount || name == "" {
+func (db *DB) Pause(ctx context.Context, scope job.Scope, name string, until time.Time, by, why string) (int, error) {
+	if !slices.Contains(job.Scopes(), scope) || name == "" {
 		return 0, fmt.Errorf("pause: %w", &job.FieldError{Field: "scope", Problem: fmt.Sprintf("cannot pause %s %q", scope, name)})
 	}
 	var at *time.Time
@@ -83,7 +74,7 @@ const release = `
 	WHERE parked = 'pause' AND @name = CASE @scope WHEN 'lane' THEN lane WHEN 'tenant' THEN tenant ELSE credential END`
 
 // Lift ends a pause at once.
-func (db *DB) Lift(ctx context.Context, scope Scope, name, by, why string) error {
+func (db *DB) Lift(ctx context.Context, scope job.Scope, name, by, why string) error {
 	subject := string(scope) + " " + name
 	_, err := together(ctx, db, "lift the pause of "+subject, pgx.RowTo[int],
 		stmt{lift, args{"scope": string(scope), "name": name}},
@@ -98,9 +89,6 @@ const setLimit = `
 
 const dropLimit = `DELETE FROM turnpike.limits WHERE tenant = @tenant AND @most::integer < 0`
 
-// EveryTenant is whom a limit holds that has none of its own.
-const EveryTenant = "*"
-
 // SetLimit bounds a tenant's unfinished jobs; a negative number lifts the bound.
 func (db *DB) SetLimit(ctx context.Context, tenant string, most int, by string) error {
 	set := stmt{setLimit, args{"tenant": tenant, "most": most}}
@@ -110,4 +98,17 @@ func (db *DB) SetLimit(ctx context.Context, tenant string, most int, by string) 
 	_, err := together(ctx, db, "limit tenant "+tenant, pgx.RowTo[int], set,
 		stmt{audited, args{"who": by, "what": "limit", "subject": "tenant " + tenant, "note": fmt.Sprint(most)}})
 	return err
+}
+
+const pauses = `
+	SELECT scope, name, CASE WHEN until < 'infinity' THEN until END, until > now(), reason, by, at
+	FROM turnpike.pauses
+	ORDER BY at DESC, scope, name`
+
+// Pauses lists every pause that was not lifted, those that are over too.
+func (db *DB) Pauses(ctx context.Context) ([]job.Pause, error) {
+	return many(ctx, db, "list pauses", stmt{pauses, nil}, func(row pgx.CollectableRow) (p job.Pause, err error) {
+		err = row.Scan(&p.Scope, &p.Name, &p.Until, &p.Active, &p.Reason, &p.By, &p.At)
+		return p, err
+	})
 }

@@ -175,7 +175,7 @@ func TestRoles(t *testing.T) {
 				return err
 			}},
 			{"lift", func() error {
-				return dispatcher.Lift(ctx, store.ScopeAccount, store.DefaultAccount("claude"), "me", "")
+				return dispatcher.Lift(ctx, job.ScopeAccount, store.DefaultAccount("claude"), "me", "")
 			}},
 			{"select", func() (err error) { sel, err = dispatcher.Select(ctx, d.epoch, lane, 10); return err }},
 			{"redispatch", func() (err error) { sel, err = dispatcher.Redispatch(ctx, d.epoch, lane, 0, false, 10); return err }},
@@ -205,7 +205,7 @@ func TestRoles(t *testing.T) {
 			{"list", func() error { _, err := dispatcher.List(ctx, job.Filter{}); return err }},
 			{"report", func() error { _, err := dispatcher.Report(ctx, "agent", time.Time{}); return err }},
 			{"pause", func() error {
-				_, err := dispatcher.Pause(ctx, store.ScopeTenant, "x", time.Time{}, "me", "")
+				_, err := dispatcher.Pause(ctx, job.ScopeTenant, "x", time.Time{}, "me", "")
 				return err
 			}},
 			{"repeat", func() (err error) { rest, err = dispatcher.Enqueue(ctx, []job.Entry{e}); return err }},

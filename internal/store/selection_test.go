@@ -237,13 +237,13 @@ func TestPublish(t *testing.T) {
 	if got := d.claim(sel...); len(got) != 0 {
 		t.Errorf("claimed by old numbers: %+v", got)
 	}
-	if n, err := d.Pause(t.Context(), store.ScopeLane, lane.String(), time.Time{}, "me", "test"); err != nil || n != 2 {
+	if n, err := d.Pause(t.Context(), job.ScopeLane, lane.String(), time.Time{}, "me", "test"); err != nil || n != 2 {
 		t.Errorf("%d went back, %v", n, err)
 	}
 	if got := d.dispatch(10); len(got) != 0 {
 		t.Errorf("selected from a paused lane: %+v", got)
 	}
-	if err := d.Lift(t.Context(), store.ScopeLane, lane.String(), "me", ""); err != nil {
+	if err := d.Lift(t.Context(), job.ScopeLane, lane.String(), "me", ""); err != nil {
 		t.Fatal(err)
 	}
 	want(t, list(t, d.dispatch(10), nil), "a4", "b3")
@@ -330,7 +330,7 @@ func TestLoad(t *testing.T) {
 			t.Fatal(i, err)
 		}
 	}
-	if _, err := d.Pause(t.Context(), store.ScopeLane, gpu.String(), time.Now().Add(time.Hour), "me", ""); err != nil {
+	if _, err := d.Pause(t.Context(), job.ScopeLane, gpu.String(), time.Now().Add(time.Hour), "me", ""); err != nil {
 		t.Fatal(err)
 	}
 	got, err := d.Load(t.Context())

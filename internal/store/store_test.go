@@ -3,7 +3,6 @@ package store_test
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"testing"
 	"time"
 
@@ -15,13 +14,7 @@ import (
 	"turnpike/internal/testenv"
 )
 
-func TestMain(m *testing.M) {
-	// A run of the model asks the database thousands of things; -rapid.checks asks for more.
-	if err := flag.Set("rapid.checks", "25"); err != nil {
-		panic(err)
-	}
-	testenv.Main(m)
-}
+func TestMain(m *testing.M) { testenv.Main(m) }
 
 var schema = testenv.Migrated(func(ctx context.Context, dsn string) error {
 	_, err := store.Migrate(ctx, dsn, nil)

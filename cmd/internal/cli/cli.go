@@ -20,6 +20,7 @@ import (
 	"turnpike/internal/agent"
 	"turnpike/internal/buildinfo"
 	"turnpike/internal/job"
+	"turnpike/internal/store"
 )
 
 // Exit codes, for scripts.
@@ -66,6 +67,7 @@ var exits = []struct {
 	{job.ErrQueueFull, ExitRefused},
 	{agent.ErrUnready, ExitUnavailable},
 	{job.ErrUnavailable, ExitUnavailable},
+	{store.ErrSchema, ExitUnavailable},
 }
 
 // ExitCode is the code a program ends with for err.

@@ -85,6 +85,9 @@ func (r *Runner) verify(req agent.Request) (*turn, error) {
 		return nil, fmt.Errorf("%w: agent %s: %w", agent.ErrUnready, name, err)
 	}
 	t := &turn{r: r, req: req, driver: r.Drivers[name], turn: verified, bin: bin}
+	if err := credential(t.driver.Descriptor(), req.Grants.Env, verified.Env); err != nil {
+		return nil, err
+	}
 	if c := verified.Confinement; c != nil {
 		runtime, err := t.driver.Runtime(bin)
 		if err != nil {
@@ -97,6 +100,25 @@ func (r *Runner) verify(req agent.Request) (*turn, error) {
 		c.System = append(c.System, runtime...)
 	}
 	return t, nil
+}
+
+// credential refuses a turn that its provider could only refuse: one without any of
+// the variables the agent is authenticated by. That such a turn fails says nothing
+// about the account.
+func credential(b agent.Backend, granted, env []string) error {
+	if len(b.Credentials) == 0 {
+		return nil
+	}
+	for _, kv := range env {
+		if name, value, ok := strings.Cut(kv, "="); ok && value != "" && slices.Contains(b.Credentials, name) {
+			return nil
+		}
+	}
+	names := strings.Join(b.Credentials, ", ")
+	if slices.ContainsFunc(b.Credentials, func(name string) bool { return agent.NameGranted(granted, name) }) {
+		return fmt.Errorf("%w: the worker has no value for the granted credential of %s (one of %s)", agent.ErrUnready, b.Name, names)
+	}
+	return fmt.Errorf("%w: no credential of %s is granted: name one of %s in grants.env", agent.ErrNotGranted, b.Name, names)
 }
 
 // keepsPrivate refuses an agent whose own files lie around the worker's: what it
