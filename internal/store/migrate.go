@@ -53,22 +53,13 @@ func exists(err error) bool {
 	return ok && (pg.Code == "23505" || pg.Code == "42P06")
 }
 
-// MigrationStatus lists every step this program knows.
+// MigrationStatus lists every step this program knows. It only reads: goose's own
+// answer would take its lock, which only a migrating login may.
 func MigrationStatus(ctx context.Context, dsn string) (steps []Migration, err error) {
 	err = withGoose(ctx, dsn, nil, func(p *goose.Provider, db *sql.DB) error {
-		var there bool
-		if err := db.QueryRowContext(ctx, `SELECT to_regclass('turnpike.goose_db_version') IS NOT NULL`).Scan(&there); err != nil {
-			return err
-		}
-		if !there { // asking goose would create its table
-			for _, s := range p.ListSources() {
-				steps = append(steps, Migration{Version: s.Version, Name: s.Path})
-			}
-			return nil
-		}
-		all, err := p.Status(ctx)
-		for _, s := range all {
-			steps = append(steps, Migration{Version: s.Source.Version, Name: s.Source.Path, Applied: s.AppliedAt})
+		applied, err := appliedSteps(ctx, db)
+		for _, s := range p.ListSources() {
+			steps = append(steps, Migration{Version: s.Version, Name: s.Path, Applied: applied[s.Version]})
 		}
 		return err
 	})
@@ -76,6 +67,29 @@ func MigrationStatus(ctx context.Context, dsn string) (steps []Migration, err er
 		return nil, fail(ctx, "read the schema's version", err)
 	}
 	return steps, nil
+}
+
+// appliedSteps says when each step was applied; none where goose never was.
+func appliedSteps(ctx context.Context, db *sql.DB) (map[int64]time.Time, error) {
+	var there bool
+	if err := db.QueryRowContext(ctx, `SELECT to_regclass('turnpike.goose_db_version') IS NOT NULL`).Scan(&there); err != nil || !there {
+		return nil, err
+	}
+	rows, err := db.QueryContext(ctx, `SELECT version_id, tstamp FROM turnpike.goose_db_version WHERE is_applied`)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = rows.Close() }() // Err tells what went wrong
+	applied := map[int64]time.Time{}
+	for rows.Next() {
+		var version int64
+		var at time.Time
+		if err := rows.Scan(&version, &at); err != nil {
+			return nil, err
+		}
+		applied[version] = at
+	}
+	return applied, rows.Err()
 }
 
 // Version checks that the database's schema is at least what this program needs.
