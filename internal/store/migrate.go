@@ -32,7 +32,7 @@ type Migration struct {
 // Migrate applies the steps that are missing and returns how many. Several
 // programs may call it at once: one does it, the others wait.
 func Migrate(ctx context.Context, dsn string, log *slog.Logger) (applied int, err error) {
-	err = withGoose(ctx, dsn, log, func(p *goose.Provider, db *sql.DB) error {
+	err = withGoose(dsn, log, func(p *goose.Provider, db *sql.DB) error {
 		// goose keeps its tables in the schema that the first step makes.
 		if _, err := db.ExecContext(ctx, `CREATE SCHEMA IF NOT EXISTS turnpike`); err != nil && !exists(err) {
 			return err
@@ -56,7 +56,7 @@ func exists(err error) bool {
 // MigrationStatus lists every step this program knows. It only reads: goose's own
 // answer would take its lock, which only a migrating login may.
 func MigrationStatus(ctx context.Context, dsn string) (steps []Migration, err error) {
-	err = withGoose(ctx, dsn, nil, func(p *goose.Provider, db *sql.DB) error {
+	err = withGoose(dsn, nil, func(p *goose.Provider, db *sql.DB) error {
 		applied, err := appliedSteps(ctx, db)
 		for _, s := range p.ListSources() {
 			steps = append(steps, Migration{Version: s.Version, Name: s.Path, Applied: applied[s.Version]})
@@ -111,7 +111,7 @@ func Version(ctx context.Context, dsn string) (have, want int64, err error) {
 	return have, want, nil
 }
 
-func withGoose(ctx context.Context, dsn string, log *slog.Logger, do func(*goose.Provider, *sql.DB) error) error {
+func withGoose(dsn string, log *slog.Logger, do func(*goose.Provider, *sql.DB) error) error {
 	pc, err := pgx.ParseConfig(dsn)
 	if err != nil {
 		return fmt.Errorf("database address: %w", err)

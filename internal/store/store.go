@@ -41,7 +41,7 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 	}
 	pc.MaxConns = 8
 	if cfg.MaxConns > 0 {
-		pc.MaxConns = int32(min(cfg.MaxConns, 1000)) //nolint:gosec // bounded in this line
+		pc.MaxConns = int32(min(cfg.MaxConns, 1000))
 	}
 	db := &DB{timeout: 10 * time.Second, lease: 60 * time.Second}
 	if cfg.CallTimeout > 0 {

@@ -150,7 +150,7 @@ var attacks = []attack{
 		out, err := exec.Command(r.Denied).CombinedOutput()
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) || exit.ExitCode() != 126 || !strings.Contains(string(out), "denied to this turn") {
-			return fmt.Errorf("%v: %s", err, out)
+			return errors.Join(errors.New("ran, or was stopped by something else: "+string(out)), err)
 		}
 		return nil
 	}},
@@ -423,7 +423,7 @@ func read(path string) error {
 	}
 	defer f.Close()
 	_, err = f.Read(make([]byte, 1))
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		err = nil
 	}
 	return err
@@ -464,14 +464,14 @@ func call(nr uintptr, args ...uintptr) error {
 		return e
 	}
 	if nr == unix.SYS_CLONE && r == 0 {
-		unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
+		_, _, _ = unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0) // never returns
 	}
 	return nil
 }
 
 // calledEPERM is refused only by the filter's own error: bad arguments would be too.
 func calledEPERM(nr uintptr, args ...uintptr) error {
-	if err := call(nr, args...); err == unix.EPERM {
+	if err := call(nr, args...); errors.Is(err, unix.EPERM) {
 		return err
 	}
 	return nil

@@ -140,7 +140,7 @@ func (b *builder) devices() error {
 	}
 	for _, d := range devices {
 		src, err := unix.Openat2(b.host, "dev/"+d, inRoot)
-		if err == unix.ENOENT && d == "tty" {
+		if errors.Is(err, unix.ENOENT) && d == "tty" {
 			continue
 		}
 		if err != nil {
@@ -308,7 +308,7 @@ func (b *builder) mountPoint(target string, pin agent.Pin, dir bool) (int, error
 	}
 	for i, name := range names {
 		next, err := unix.Openat2(at, name, inRoot)
-		if err == unix.ENOENT {
+		if errors.Is(err, unix.ENOENT) {
 			next, err = b.create(at, name, dir || i < len(names)-1)
 		}
 		unix.Close(at)

@@ -4,6 +4,7 @@ package confine_test
 
 import (
 	"bufio"
+	"bytes"
 	"debug/elf"
 	"encoding/json"
 	"errors"
@@ -230,13 +231,13 @@ func TestTree(t *testing.T) {
 			// Another turn's whole life passes meanwhile.
 			run(t, h, c, nil, "/bin/sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do /bin/true; done")
 			after, err := os.ReadFile(count)
-			if err != nil || string(after) != string(before) {
+			if err != nil || !bytes.Equal(after, before) {
 				t.Errorf("went on from %q to %q, %v", before, after, err)
 			}
 			if err := tree.Thaw(); err != nil {
 				t.Fatal(err)
 			}
-			for now := after; len(now) == 0 || string(now) == string(after); {
+			for now := after; len(now) == 0 || bytes.Equal(now, after); {
 				if now, err = os.ReadFile(count); err != nil {
 					t.Fatal(err)
 				}

@@ -29,7 +29,7 @@ func Entry() {
 	if len(os.Args) < 2 || os.Args[1] != bridgeArg {
 		return
 	}
-	if err := bridge(os.Args[2:], os.Getenv(TokenEnv), os.Stdin, os.Stdout); err != nil {
+	if err := bridge(os.Args[2:], os.Getenv(TokenEnv), os.Stdin, os.Stdout); err != nil { //nolint:forbidigo // this is main, of the bridge
 		fmt.Fprintf(os.Stderr, "%s: %v\n", bridgeArg, err)
 		os.Exit(1)
 	}

@@ -99,7 +99,7 @@ func (r Report) addTo(server *mcp.Server) (*reported, error) {
 		if err != nil {
 			// A tool error, unlike a protocol error, is shown to the model, which
 			// can then call again and do better.
-			return &mcp.CallToolResult{IsError: true, Content: []mcp.Content{&mcp.TextContent{Text: err.Error()}}}, nil
+			return &mcp.CallToolResult{IsError: true, Content: []mcp.Content{&mcp.TextContent{Text: err.Error()}}}, nil //nolint:nilerr // told in the result
 		}
 		return &mcp.CallToolResult{Content: []mcp.Content{
 			&mcp.TextContent{Text: fmt.Sprintf("Recorded %q. You can end the turn now.", outcome.Status)},
