@@ -643,7 +643,8 @@ func TestClocks(t *testing.T) {
 	t.Run("a provider that asks for a long wait", func(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
-			got, heard, took := talk(t, codex.Driver{Patience: time.Minute, Linger: time.Second}, t.Context(), conversation(limitLine)...)
+			got, heard, took := talk(t, codex.Driver{Patience: time.Minute, Linger: time.Second}, t.Context(), conversation(limitLine,
+				`{"method":"account/rateLimits/updated","params":{"rateLimits":{"primary":null}}}`)...)
 			if got.Failure != agent.FailureLimited || got.ErrorSubtype != "retry_timeout" || took != time.Minute+time.Second {
 				t.Errorf("%+v after %s", got, took)
 			}
@@ -716,6 +717,15 @@ func TestCutLines(t *testing.T) {
 		got, _, _ := converse(t, codex.Driver{}, plain, append(conversation(usage("tu-1", 1)), cutAt(line, 150), cutAt(end, 200))...)
 		if !got.Ended || got.IsError || got.ToolCalls != 0 || got.Models["gpt-5.5"].OutputTokens != 10 ||
 			!slices.Contains(got.Diagnostics, "a message of the agent was too long a line to be kept") {
+			t.Errorf("%+v", got)
+		}
+	})
+
+	t.Run("an end that lost its status is no success behind an error", func(t *testing.T) {
+		t.Parallel()
+		fatal := strings.Replace(limitLine, `"willRetry":true`, `"willRetry":false`, 1)
+		got, _, _ := converse(t, codex.Driver{}, plain, append(conversation(fatal), cutAt(doneLine, 80))...)
+		if !got.Ended || !got.IsError {
 			t.Errorf("%+v", got)
 		}
 	})

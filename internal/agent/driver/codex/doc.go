@@ -20,9 +20,18 @@
 // AGENTS.md too. So the thread is started read-only, which trusts nothing and reads
 // the instructions, and the turn in it is given its access.
 //
-// The configuration directory is the turn's own and the whole of it. It names
-// variables, never their values; features that would fetch, send, snapshot the
-// environment or start another agent are off.
+// The configuration directory is the turn's own, and the whole configuration beside
+// what the machine's owner put into /etc/codex. It names variables, never their
+// values; features that would fetch, send, snapshot the environment or start another
+// agent are off. A prompt is text: the CLI adds to it, where it names one ($name), a
+// skill's text from the workspace, which like AGENTS.md only ever speaks to the model.
+//
+// # A conversation goes on
+//
+// It is kept beneath sessions in the configuration directory, which is all that a
+// fresh one needs to continue it. The instructions it began with stay in it, and the
+// CLI drops others without a word; the driver puts the system prompt of a later turn
+// into the conversation itself, as one that replaces them.
 //
 // # What the conversation proves
 //

@@ -148,6 +148,7 @@ type problem struct {
 	Status  int    // of the provider's answer; 0 is none
 }
 
+// UnmarshalJSON takes any form, and of one that it does not know nothing.
 func (p *problem) UnmarshalJSON(data []byte) error {
 	var text string
 	if json.Unmarshal(data, &text) == nil {
@@ -155,27 +156,38 @@ func (p *problem) UnmarshalJSON(data []byte) error {
 		return nil
 	}
 	var in struct {
-		Message string          `json:"message"`
-		Info    json.RawMessage `json:"codexErrorInfo"`
+		Message string `json:"message"`
+		Info    kind   `json:"codexErrorInfo"`
 	}
-	if !stream.Object(agent.Line{Text: data}, &in) {
+	if stream.Object(agent.Line{Text: data}, &in) {
+		p.Message, p.Kind, p.Status = in.Message, in.Info.name, in.Info.status
+	}
+	return nil
+}
+
+// kind is the server's word for an error: a text, or an object of one member with
+// that name, which may tell the status of the provider's answer.
+type kind struct {
+	name   string
+	status int
+}
+
+func (k *kind) UnmarshalJSON(data []byte) error {
+	var name string
+	if json.Unmarshal(data, &name) == nil {
+		k.name = name
 		return nil
 	}
-	p.Message = in.Message
-	if json.Unmarshal(in.Info, &p.Kind) == nil {
+	var members map[string]json.RawMessage
+	if !stream.Object(agent.Line{Text: data}, &members) || len(members) != 1 {
 		return nil
 	}
-	p.Kind = ""
-	var kinds map[string]json.RawMessage
-	if json.Unmarshal(in.Info, &kinds) != nil || len(kinds) != 1 {
-		return nil
-	}
-	for kind, about := range kinds {
+	for name, about := range members {
 		var http struct {
 			Status float64 `json:"httpStatusCode"`
 		}
-		_ = json.Unmarshal(about, &http) // not every kind has one
-		p.Kind, p.Status = kind, int(stream.Count(http.Status))
+		stream.Object(agent.Line{Text: about}, &http)
+		k.name, k.status = name, int(stream.Count(http.Status))
 	}
 	return nil
 }

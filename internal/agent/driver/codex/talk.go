@@ -51,6 +51,7 @@ type talk struct {
 	skipped  int // lines that are no message
 	cut      int // lines of which only the head is known
 
+	greeted      bool // the server knows us
 	thread, turn string
 	instructing  bool // the turn's instructions are yet to be taken
 	model        string
@@ -65,6 +66,7 @@ type talk struct {
 	ended   bool
 	status  string  // of the turn
 	failed  problem // the turn's, the last retry's, or the answer to our request
+	fatal   bool    // it was not to be repeated
 	refused int     // our request that was answered with an error
 }
 
@@ -177,8 +179,8 @@ func (s *talk) take(line agent.Line) bool {
 	}
 	p := m.Params
 	own := p.ThreadID == "" || p.ThreadID == s.thread
-	if own && s.turn != "" && m.Method != "error" {
-		s.throttled = 0 // whatever the CLI waited for has come
+	if own && strings.HasPrefix(m.Method, "item/") {
+		s.throttled = 0 // what the CLI waited for has come
 	}
 	switch m.Method {
 	case "item/started", "item/completed":
@@ -225,6 +227,10 @@ func (s *talk) answered(m message) bool {
 	}
 	switch id {
 	case askInitialize:
+		if s.greeted {
+			return false
+		}
+		s.greeted = true
 		s.progress.AgentVersion = release(m.Result.UserAgent)
 		s.say = append(s.say, encode(object{"method": methodInitialized}))
 		s.startThread()
@@ -374,11 +380,8 @@ func (s *talk) used(p params) bool {
 
 // trouble takes a failed request, which may be repeated.
 func (s *talk) trouble(p params) {
-	s.throttled = 0
-	if !p.WillRetry {
-		return // turn/completed says the same
-	}
-	if s.failed = p.Error; p.Error.Status == 429 && s.stopped == stopNone {
+	s.throttled, s.failed, s.fatal = 0, p.Error, !p.WillRetry
+	if p.WillRetry && p.Error.Status == 429 && s.stopped == stopNone {
 		s.throttles++
 		s.throttled = s.throttles
 	}
@@ -388,8 +391,8 @@ func (s *talk) trouble(p params) {
 func (s *talk) end(t turn, cut bool) {
 	s.ended, s.over, s.throttled = true, 1, 0
 	s.status = stream.Clip(t.Status)
-	if cut && s.status == "" {
-		// Only a turn that succeeded ends with a text, which is what was too long.
+	if cut && s.status == "" && !s.fatal && s.stopped == stopNone {
+		// Its text is what was too long, and the status stands behind it.
 		s.status = "completed"
 	}
 	if t.Error.Message != "" || t.Error.Kind != "" {
