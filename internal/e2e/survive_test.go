@@ -53,6 +53,9 @@ func TestWorkerKilled(t *testing.T) {
 			if first.Ending != job.EndLost && !first.Late {
 				t.Errorf("first attempt %+v, want it lost", first)
 			}
+			if first.CostUSD != nil { // the CLI tells costs at its end: this one never came to it
+				t.Errorf("first attempt cost %v, want it unknown", *first.CostUSD)
+			}
 			if n := s.count("SELECT count(*) FROM turnpike.orphans WHERE job_id = $1", string(id)); n == 0 {
 				t.Error("no orphan on record")
 			}

@@ -97,6 +97,26 @@ func TestEnqueueBySQL(t *testing.T) {
 	}
 }
 
+// A tenant that has as many unfinished jobs as it may is told so, and others are not.
+func TestQueueLimit(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t, agenttest.Text("Never said."))
+	s.dispatcher() // no worker: what is enqueued stays
+	s.run("dispatcher", 0, "limit", "acme", "1", "--server", "http://"+s.addr)
+	of := func(tenant string) []byte { return request(func(r map[string]any) { r["tenant"] = tenant }) }
+	for _, c := range []struct {
+		tenant string
+		want   int
+	}{{"acme", http.StatusCreated}, {"acme", http.StatusTooManyRequests}, {"other", http.StatusCreated}} {
+		if got := s.call(http.MethodPost, "/v1/jobs", of(c.tenant), nil); got != c.want {
+			t.Errorf("a job of %s: %d, want %d", c.tenant, got, c.want)
+		}
+	}
+	if n := s.count("SELECT count(*) FROM turnpike.jobs"); n != 2 {
+		t.Errorf("%d jobs were written, want 2", n)
+	}
+}
+
 // What is outside the ceiling is refused, is not retried and starts nothing.
 func TestRefused(t *testing.T) {
 	t.Parallel()

@@ -175,6 +175,11 @@ func TestConverse(t *testing.T) {
 		if got.CostKnown || got.Models["b"].CostUSD != nil || got.Models["b"].InputTokens != 7 {
 			t.Errorf("%+v", got)
 		}
+		got, _ = converse(t.Context(), claude.Driver{}, "", lines(`{"type":"result","subtype":"success","total_cost_usd":0.3,`+
+			`"model_usage_since_last_result":{"own":{"inputTokens":5,"costUSD":0.3,"costBasis":"unknown"}}}`)...)
+		if got.CostKnown || got.CostUSD != 0 || got.Models["own"].CostUSD != nil {
+			t.Errorf("a guessed price counts: %+v", got)
+		}
 	})
 
 	t.Run("counts an agent's messages once and its subagents' tools too", func(t *testing.T) {

@@ -118,6 +118,9 @@ type modelUsage struct {
 	CacheWrite float64  `json:"cacheCreationInputTokens"`
 	Thinking   float64  `json:"thinkingTokens"`
 	Cost       *float64 `json:"costUSD"`
+	// CostBasis is "list" for a model whose price the CLI knows; "unknown" is one it
+	// priced by a guess, which is no cost.
+	CostBasis string `json:"costBasis"`
 }
 
 func (m modelUsage) told() agent.Usage {
@@ -128,7 +131,7 @@ func (m modelUsage) told() agent.Usage {
 		CacheWriteTokens: count(m.CacheWrite),
 		ReasoningTokens:  count(m.Thinking),
 	}
-	if c, known := money(m.Cost); known {
+	if c, known := money(m.Cost); known && m.CostBasis != "unknown" {
 		u.CostUSD = &c
 	}
 	return u
