@@ -3,7 +3,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -37,30 +36,9 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 refused, 5 unavailable.`,
 		c.GroupID = "jobs"
 		cmd.AddCommand(c)
 	}
-	for _, c := range []*cobra.Command{devCommand(), serveCommand(), migrateCommand(), healthCommand()} {
+	for _, c := range []*cobra.Command{devCommand(), serveCommand(), migrateCommand(), cli.HealthCommand(defaultServer, "Ask the dispatcher on this machine whether it is ready")} {
 		c.GroupID = "running"
 		cmd.AddCommand(c)
 	}
-	return cmd
-}
-
-func healthCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "health",
-		Short: "Ask the dispatcher on this machine whether it is ready",
-		Args:  cli.Args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := cli.LoadSettings(cmd)
-			if err != nil {
-				return err
-			}
-			if err := cli.AskHealth(cmd.Context(), s.String("listen"), "/readyz"); err != nil {
-				return err
-			}
-			fmt.Fprintln(cmd.OutOrStdout(), "ok")
-			return nil
-		},
-	}
-	cmd.Flags().String("listen", defaultServer, "where the dispatcher answers")
 	return cmd
 }

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -36,27 +35,6 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 refused, 5 unavailable.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: cli.Group,
 	}
-	cmd.AddCommand(serveCommand(), probeCommand(), runCommand(), orphansCommand(), healthCommand())
-	return cmd
-}
-
-func healthCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "health",
-		Short: "Ask the worker on this machine whether it serves",
-		Args:  cli.Args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := cli.LoadSettings(cmd)
-			if err != nil {
-				return err
-			}
-			if err := cli.AskHealth(cmd.Context(), s.String("listen"), "/readyz"); err != nil {
-				return err
-			}
-			fmt.Fprintln(cmd.OutOrStdout(), "ok")
-			return nil
-		},
-	}
-	cmd.Flags().String("listen", defaultListen, "where the worker answers")
+	cmd.AddCommand(serveCommand(), probeCommand(), runCommand(), orphansCommand(), cli.HealthCommand(defaultListen, "Ask the worker on this machine whether it serves"))
 	return cmd
 }

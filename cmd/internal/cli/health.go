@@ -9,12 +9,37 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"turnpike/internal/job"
 )
 
-// AskHealth asks a program on this machine how it is. addr is what it listens on;
+// HealthCommand is the command by which a program on this machine is asked whether
+// it is ready; health checks run it.
+func HealthCommand(listen, short string) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "health",
+		Short: short,
+		Args:  Args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := LoadSettings(cmd)
+			if err != nil {
+				return err
+			}
+			if err := askHealth(cmd.Context(), s.String("listen"), "/readyz"); err != nil {
+				return err
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), "ok")
+			return nil
+		},
+	}
+	cmd.Flags().String("listen", listen, "where it answers")
+	return cmd
+}
+
+// askHealth asks a program on this machine how it is. addr is what it listens on;
 // a wildcard address is asked over loopback.
-func AskHealth(ctx context.Context, addr, path string) error {
+func askHealth(ctx context.Context, addr, path string) error {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return Usagef("listen address %q: want HOST:PORT", addr)
