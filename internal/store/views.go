@@ -166,10 +166,12 @@ func toAttemptView(row pgx.CollectableRow) (a job.AttemptView, err error) {
 var reportKeys = map[string]string{
 	"tenant": "j.tenant",
 	"agent":  "j.agent",
-	"model":  "coalesce(nullif(a.model, ''), '(default)')",
-	"pool":   "split_part(j.lane, '/', 2)",
-	"name":   "j.name",
-	"day":    "to_char(j.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')",
+	// The models that answered, and the one asked for where none did.
+	"model": `coalesce((SELECT string_agg(c.model, ', ' ORDER BY c.model) FROM turnpike.costs c WHERE c.job_id = a.job_id AND c.attempt = a.attempt),
+		nullif(a.model, ''), '(none)')`,
+	"pool": "split_part(j.lane, '/', 2)",
+	"name": "j.name",
+	"day":  "to_char(j.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')",
 }
 
 // Ids tell the time: only the partitions since then are read.
