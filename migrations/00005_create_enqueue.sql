@@ -28,23 +28,23 @@ BEGIN
 
 	IF jsonb_path_exists(facts, '$[*].idempotency_key') THEN
 		INSERT INTO turnpike.idempotency (producer, key, hash, job_id)
-		SELECT f.producer, f.idempotency_key, sha256(convert_to(bodies[f.i]::text, 'UTF8')), ids[f.i]
-		FROM ROWS FROM (jsonb_to_recordset(facts) AS (producer text, idempotency_key text)) WITH ORDINALITY f(producer, idempotency_key, i)
+		SELECT f.producer, f.idempotency_key, sha256(convert_to(f.body::text, 'UTF8')), f.id
+		FROM ROWS FROM (jsonb_to_recordset(facts) AS (producer text, idempotency_key text), unnest(ids), unnest(bodies)) f(producer, idempotency_key, id, body)
 		WHERE f.idempotency_key IS NOT NULL
 		ORDER BY f.producer, f.idempotency_key
 		ON CONFLICT DO NOTHING;
 
 		SELECT f.idempotency_key INTO whose
-		FROM ROWS FROM (jsonb_to_recordset(facts) AS (producer text, idempotency_key text)) WITH ORDINALITY f(producer, idempotency_key, i)
+		FROM ROWS FROM (jsonb_to_recordset(facts) AS (producer text, idempotency_key text), unnest(ids), unnest(bodies)) f(producer, idempotency_key, id, body)
 		JOIN turnpike.idempotency k ON k.producer = f.producer AND k.key = f.idempotency_key
-		WHERE k.hash <> sha256(convert_to(bodies[f.i]::text, 'UTF8'))
+		WHERE k.hash <> sha256(convert_to(f.body::text, 'UTF8'))
 		LIMIT 1;
 		IF FOUND THEN
 			RAISE EXCEPTION 'idempotency key % came before with another request', quote_literal(whose) USING ERRCODE = 'TQ001';
 		END IF;
 
-		SELECT array_agg(CASE WHEN k.job_id <> ids[f.i] THEN k.job_id END ORDER BY f.i) INTO known
-		FROM ROWS FROM (jsonb_to_recordset(facts) AS (producer text, idempotency_key text)) WITH ORDINALITY f(producer, idempotency_key, i)
+		SELECT array_agg(CASE WHEN k.job_id <> f.id THEN k.job_id END ORDER BY f.i) INTO known
+		FROM ROWS FROM (jsonb_to_recordset(facts) AS (producer text, idempotency_key text), unnest(ids)) WITH ORDINALITY f(producer, idempotency_key, id, i)
 		LEFT JOIN turnpike.idempotency k ON k.producer = f.producer AND k.key = f.idempotency_key;
 	END IF;
 
@@ -54,16 +54,16 @@ BEGIN
 			SELECT f.*, coalesce(f.run_at, now()) AS due
 			FROM ROWS FROM (jsonb_to_recordset(facts) AS (name text, tenant text, producer text, lane text, agent text, account text,
 				work_key text, work_tags text[], retry_of uuid, priority integer, run_at timestamptz, deadline timestamptz, dedup_key text,
-				concurrency_key text, policy text, max_tries smallint, backoff_ms bigint, checked boolean)) WITH ORDINALITY
+				concurrency_key text, policy text, max_tries smallint, backoff_ms bigint, checked boolean), unnest(ids), unnest(bodies), unnest(known)) WITH ORDINALITY
 				f(name, tenant, producer, lane, agent, account, work_key, work_tags, retry_of, priority, run_at, deadline, dedup_key,
-				concurrency_key, policy, max_tries, backoff_ms, checked, i)
-			WHERE known[f.i] IS NULL
+				concurrency_key, policy, max_tries, backoff_ms, checked, id, body, earlier, i)
+			WHERE f.earlier IS NULL
 		),
 		q AS (
 			INSERT INTO turnpike.queue (job_id, rank, run_at, wake_at, deadline, backoff_ms, max_tries, policy, lane, tenant, agent, account,
 				concurrency_key, dedup_key, state, checked)
 			-- A point of priority is worth a minute of waiting.
-			SELECT ids[e.i], (date_part('epoch', e.due) * 1000000)::bigint - e.priority * 60000000::bigint, e.due,
+			SELECT e.id, (date_part('epoch', e.due) * 1000000)::bigint - e.priority * 60000000::bigint, e.due,
 				CASE WHEN e.due > now() THEN e.due END, e.deadline, e.backoff_ms, e.max_tries, e.policy, e.lane, e.tenant, e.agent, e.account,
 				e.concurrency_key, e.dedup_key, CASE WHEN e.due > now() THEN 'scheduled' ELSE 'queued' END::turnpike.job_state, e.checked
 			FROM e
@@ -73,19 +73,19 @@ BEGIN
 		),
 		j AS (
 			INSERT INTO turnpike.jobs (job_id, name, tenant, producer, lane, agent, account, work_key, work_tags, run_at, retry_of, request)
-			SELECT ids[e.i], e.name, e.tenant, e.producer, e.lane, e.agent, e.account, e.work_key, e.work_tags, e.due, e.retry_of, bodies[e.i]
-			FROM e JOIN q ON q.job_id = ids[e.i]
+			SELECT e.id, e.name, e.tenant, e.producer, e.lane, e.agent, e.account, e.work_key, e.work_tags, e.due, e.retry_of, e.body
+			FROM e JOIN q ON q.job_id = e.id
 		)
 		SELECT e.i, q.job_id, e.lane, q.state::text, false
-		FROM e JOIN q ON q.job_id = ids[e.i];
+		FROM e JOIN q ON q.job_id = e.id;
 		GET DIAGNOSTICS rows = ROW_COUNT;
 		EXIT WHEN rows = total;
 
 		-- The rest has an earlier job: by its idempotency key, or by its dedup key
 		-- unless that one finished since; then it is tried again.
-		SELECT array_agg(coalesce(known[f.i], CASE WHEN mine.job_id IS NULL THEN other.job_id ELSE ids[f.i] END) ORDER BY f.i) INTO known
-		FROM ROWS FROM (jsonb_to_recordset(facts) AS (tenant text, dedup_key text)) WITH ORDINALITY f(tenant, dedup_key, i)
-		LEFT JOIN turnpike.queue mine ON mine.job_id = ids[f.i]
+		SELECT array_agg(coalesce(f.earlier, CASE WHEN mine.job_id IS NULL THEN other.job_id ELSE f.id END) ORDER BY f.i) INTO known
+		FROM ROWS FROM (jsonb_to_recordset(facts) AS (tenant text, dedup_key text), unnest(ids), unnest(known)) WITH ORDINALITY f(tenant, dedup_key, id, earlier, i)
+		LEFT JOIN turnpike.queue mine ON mine.job_id = f.id
 		LEFT JOIN turnpike.queue other ON other.tenant = f.tenant AND other.dedup_key = f.dedup_key;
 		EXIT WHEN array_position(known, NULL) IS NULL;
 		IF tries = 10 THEN
@@ -94,22 +94,22 @@ BEGIN
 	END LOOP;
 
 	IF rows < total THEN
-		UPDATE turnpike.idempotency k SET job_id = known[u.i]
-		FROM unnest(ids) WITH ORDINALITY u(id, i)
-		WHERE k.job_id = u.id AND known[u.i] <> u.id
+		UPDATE turnpike.idempotency k SET job_id = u.earlier
+		FROM unnest(ids, known) u(id, earlier)
+		WHERE k.job_id = u.id AND u.earlier <> u.id
 			AND (k.producer, k.key) IN (
 				SELECT f.producer, f.idempotency_key
 				FROM jsonb_to_recordset(facts) AS f(producer text, idempotency_key text)
 				WHERE f.idempotency_key IS NOT NULL);
 
 		RETURN QUERY
-		SELECT u.i, known[u.i], j.lane, coalesce(w.state, d.state, a.next)::text, true
-		FROM unnest(ids) WITH ORDINALITY u(id, i)
-		JOIN turnpike.jobs j ON j.job_id = known[u.i]
+		SELECT u.i, u.earlier, j.lane, coalesce(w.state, d.state, a.next)::text, true
+		FROM unnest(ids, known) WITH ORDINALITY u(id, earlier, i)
+		JOIN turnpike.jobs j ON j.job_id = u.earlier
 		LEFT JOIN turnpike.queue w ON w.job_id = j.job_id
 		LEFT JOIN turnpike.finished d ON d.job_id = j.job_id
 		LEFT JOIN turnpike.attempts a ON a.job_id = j.job_id AND a.final
-		WHERE known[u.i] <> u.id;
+		WHERE u.earlier <> u.id;
 	END IF;
 
 	IF EXISTS (SELECT FROM turnpike.limits) THEN
