@@ -60,6 +60,15 @@ type Driver interface {
 	Converse(ctx context.Context, l Launch, io Pipes, seen func(Progress)) Conversation
 }
 
+// Conversations is a Driver whose CLI goes on with a conversation in a fresh home, by
+// its files alone. A driver that is none refuses Request.ResumeID.
+type Conversations interface {
+	// ConversationFile says whether the file of this slash-separated name beneath
+	// the CLI's home is part of the conversation, so that it may be kept and put
+	// into another home. Never is it a setting, a hook, a credential or a server.
+	ConversationFile(conversation, name string) bool
+}
+
 // Launch is a verified turn about to be started.
 type Launch struct {
 	Request Request

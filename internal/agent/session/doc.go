@@ -18,6 +18,8 @@
 //	run/       sockets of the servers that live as long as the turn
 //	tmp/       temporary files of a turn that has no /tmp of its own
 //	shims/     stand-ins for executables that are denied to the turn
+//	continued.tar.gz     the conversation this turn goes on with, as it was kept
+//	conversation.tar.gz  the files of this turn's conversation, to go on with
 //
 // Only home, run, tmp and shims are ever shown to an agent. The rest is the
 // worker's: an agent that could write its own result would be believed.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -270,6 +271,7 @@ func resume(t *testing.T, s Subject) {
 	b.launch.Request.ResumeID = first.Conversation.Conversation
 	b.launch.Request.SystemPrompt = "Speak like a poet."
 	b.launch.Request.Prompt = "Which word was it?"
+	b.moveHome(t)
 	second := b.run(t)
 	second.wantSuccess(t, "The word is xyzzy.")
 	if second.Conversation.Conversation != first.Conversation.Conversation {
@@ -291,6 +293,36 @@ func resume(t *testing.T, s Subject) {
 	if strings.LastIndex(q.System, "like a poet") <= earlier || earlier >= 0 && !s.KeepsPrompts {
 		t.Error("the second run does not have its own system prompt")
 	}
+}
+
+// moveHome gives the CLI another, fresh home with nothing but the conversation's files:
+// what a later turn finds on another worker.
+func (b *bench) moveHome(t *testing.T) {
+	t.Helper()
+	keeper, ok := b.s.Driver.(agent.Conversations)
+	if !ok {
+		return // it goes on in one home only, and turns that are to go on are refused
+	}
+	from, to := os.DirFS(b.launch.Home), t.TempDir()
+	moved := 0
+	err := fs.WalkDir(from, ".", func(name string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() || !keeper.ConversationFile(b.launch.Request.ResumeID, name) {
+			return err
+		}
+		moved++
+		content, err := fs.ReadFile(from, name)
+		if err != nil {
+			return err
+		}
+		if err := os.MkdirAll(filepath.Join(to, filepath.Dir(name)), 0o700); err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(to, name), content, 0o600)
+	})
+	if err != nil || moved == 0 {
+		t.Fatalf("the conversation has %d files, %v", moved, err)
+	}
+	b.launch.Home, b.launch.HomeInside = to, to
 }
 
 func resumeUnknown(t *testing.T, s Subject) {
