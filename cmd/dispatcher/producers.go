@@ -246,6 +246,11 @@ func describe(v job.View) cli.Table {
 		}
 		row(fmt.Sprintf("attempt %d", a.Attempt), fmt.Sprintf("%s  (%s, %d turns, %s, on %s)",
 			how, (time.Duration(a.DurationMS)*time.Millisecond).Round(100*time.Millisecond), a.NumTurns, usd(a.CostUSD), a.Worker))
+		for _, u := range a.Usage {
+			if u.EstimatedUSD != nil {
+				row("  estimated", estimate(u.EstimatedUSD)+"  "+u.Model)
+			}
+		}
 		if o := a.Outcome; o != nil {
 			row("  outcome", strings.TrimSpace(o.Status+"  "+o.Note))
 		}
@@ -530,10 +535,10 @@ SQL for the role turnpike_reporter; docs/reporting.md lists the views.`,
 				return err
 			}
 			return cli.Print(cmd, out.Rows, func() cli.Table {
-				t := cli.Table{Header: []string{strings.ToUpper(key), "JOBS", "SUCCEEDED", "FAILED", "CANCELLED", "ATTEMPTS", "TURNS", "COST", "UNPRICED", "TIME"}}
+				t := cli.Table{Header: []string{strings.ToUpper(key), "JOBS", "SUCCEEDED", "FAILED", "CANCELLED", "ATTEMPTS", "TURNS", "COST", "ESTIMATED", "UNPRICED", "TIME"}}
 				for _, r := range out.Rows {
 					t.Rows = append(t.Rows, []string{cli.Dash(r.Key), n(r.Jobs), n(r.Succeeded), n(r.Failed), n(r.Cancelled), n(r.Attempts), n(r.Turns),
-						usd(r.CostUSD), n(r.Unpriced), (time.Duration(r.DurationMS) * time.Millisecond).Round(time.Second).String()})
+						usd(r.CostUSD), estimate(r.EstimatedUSD), n(r.Unpriced), (time.Duration(r.DurationMS) * time.Millisecond).Round(time.Second).String()})
 				}
 				return t
 			}, nil)
@@ -587,6 +592,14 @@ func usd(u *job.USD) string {
 		return "unknown"
 	}
 	return "$" + u.String()
+}
+
+// estimate is what a price list makes of costs that are unknown, if there is one.
+func estimate(u *job.USD) string {
+	if u == nil {
+		return ""
+	}
+	return "~" + usd(u)
 }
 
 func stamp(t *time.Time) string {

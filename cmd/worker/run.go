@@ -62,7 +62,7 @@ func runOne(cmd *cobra.Command, _ []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.state.Close()) }()
-	recovery := &worker.Recovery{State: b.state, Worker: b.turns.Worker, Host: b.turns.Host, End: b.turns.End, Sessions: b.turns.Sessions, Clean: b.turns.Clean, Log: b.log}
+	recovery := &worker.Recovery{State: b.state, Worker: b.turns.Worker, Host: b.turns.Host, End: b.turns.End, Sessions: b.turns.Sessions, Clean: b.turns.Clean, Prices: b.turns.Prices, Log: b.log}
 	if err := recovery.Run(cmd.Context()); err != nil {
 		b.log.Warn("what an earlier run left", "error", err)
 	}

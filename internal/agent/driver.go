@@ -25,6 +25,9 @@ type Backend struct {
 	// can be held to the tools its grants name. A placement it does not name is
 	// unsupported.
 	WritableTools map[Placement]ToolSupport
+
+	// Abilities are beyond the listing.
+	Abilities Abilities
 }
 
 // ToolSupport is one declaration of Backend.WritableTools.

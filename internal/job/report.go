@@ -56,6 +56,8 @@ type Report struct {
 	Versions map[string]string `json:"versions,omitempty"`
 	// Added is what the worker added to the request, recorded as design demands.
 	Added []string `json:"added,omitempty"`
+	// Notes are what the job's events should tell about the attempt.
+	Notes []string `json:"notes,omitempty"`
 	// SessionDir is where the turn's files are on the worker.
 	SessionDir string `json:"session_dir,omitempty"`
 	// Left is what could not be shown to be gone, to be written to orphans.
@@ -72,6 +74,8 @@ type ModelUsage struct {
 	CacheReadTokens  int64  `json:"cache_read_tokens"`
 	CacheWriteTokens int64  `json:"cache_write_tokens"`
 	CostUSD          *USD   `json:"cost_usd,omitempty"` // nil is unknown
+	// EstimatedUSD is what the worker's price list makes of an unknown cost.
+	EstimatedUSD *USD `json:"estimated_usd,omitempty"`
 }
 
 // Outcome is what the agent itself reported.

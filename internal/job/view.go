@@ -177,14 +177,17 @@ type CancelAnswer struct {
 
 // ReportRow is one line of the cost and outcome report.
 type ReportRow struct {
-	Key        string `json:"key"`
-	Jobs       int64  `json:"jobs"`
-	Succeeded  int64  `json:"succeeded"`
-	Failed     int64  `json:"failed"`
-	Cancelled  int64  `json:"cancelled"`
-	Attempts   int64  `json:"attempts"`
-	CostUSD    *USD   `json:"cost_usd"`
-	Unpriced   int64  `json:"unpriced_attempts"` // started attempts whose cost is unknown
-	Turns      int64  `json:"turns"`
-	DurationMS int64  `json:"duration_ms"`
+	Key       string `json:"key"`
+	Jobs      int64  `json:"jobs"`
+	Succeeded int64  `json:"succeeded"`
+	Failed    int64  `json:"failed"`
+	Cancelled int64  `json:"cancelled"`
+	Attempts  int64  `json:"attempts"`
+	CostUSD   *USD   `json:"cost_usd"`
+	// EstimatedUSD is what price lists make of costs that are unknown; it is no part
+	// of CostUSD.
+	EstimatedUSD *USD  `json:"estimated_usd"`
+	Unpriced     int64 `json:"unpriced_attempts"` // started attempts whose cost is unknown
+	Turns        int64 `json:"turns"`
+	DurationMS   int64 `json:"duration_ms"`
 }

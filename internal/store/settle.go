@@ -27,7 +27,7 @@ const reportColumns = `r(lease json, worker text, host text, ending text, reason
 	started_at timestamptz, ended_at timestamptz, tool_calls bigint, agent text, agent_version text, model text, conversation text,
 	resumable boolean, duration_ms bigint, exit_code integer, signal integer, is_error boolean, error_subtype text, result_text text,
 	num_turns bigint, timed_out boolean, cost_capped boolean, cost_usd numeric, usage json, outcome json, rate_limit json, versions json,
-	added text[], session_dir text, "left" json, result json)`
+	added text[], notes text[], session_dir text, "left" json, result json)`
 
 // closing ends the attempts whose lease the reports bear: the attempt, its costs and
 // outcome, what is left over, and what follows for the job, by turnpike.after. A report
@@ -69,7 +69,7 @@ const closing = `
 		FROM c
 	),
 	priced AS (
-		INSERT INTO turnpike.costs (job_id, attempt, model, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost_usd)
+		INSERT INTO turnpike.costs (job_id, attempt, model, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost_usd, estimated_usd)
 		SELECT c.job_id, c.attempt, ` + usage + `
 		WHERE json_typeof(c.usage) = 'array'
 		GROUP BY c.job_id, c.attempt, u.model
@@ -113,6 +113,8 @@ const closing = `
 		INSERT INTO turnpike.events (job_id, what, note)
 		SELECT job_id, CASE WHEN returned THEN 'given back' ELSE 'retry' END, concat_ws(': ', 'attempt ' || attempt || ' ' || ending, nullif(reason, ''))
 		FROM c WHERE NOT over
+		UNION ALL
+		SELECT job_id, 'note', concat('attempt ', attempt, ': ', n) FROM c CROSS JOIN LATERAL unnest(c.notes) n
 	),
 	p AS MATERIALIZED (
 		SELECT DISTINCT ON (credential) credential, ending,
@@ -150,9 +152,11 @@ const closing = `
 const usage = `
 		coalesce(u.model, ''), least(coalesce(sum(u.input_tokens), 0), 1e18), least(coalesce(sum(u.output_tokens), 0), 1e18),
 			least(coalesce(sum(u.cache_read_tokens), 0), 1e18), least(coalesce(sum(u.cache_write_tokens), 0), 1e18),
-			CASE WHEN bool_and(coalesce(u.cost_usd, -1) >= 0) THEN least(sum(u.cost_usd), 99999999) END
+			CASE WHEN bool_and(coalesce(u.cost_usd, -1) >= 0) THEN least(sum(u.cost_usd), 99999999) END,
+			CASE WHEN bool_or(u.estimated_usd >= 0 AND u.cost_usd IS NULL)
+				THEN least(sum(u.estimated_usd) FILTER (WHERE u.estimated_usd >= 0 AND u.cost_usd IS NULL), 99999999) END
 		FROM c CROSS JOIN LATERAL json_to_recordset(c.usage) AS u(model text, input_tokens bigint, output_tokens bigint,
-			cache_read_tokens bigint, cache_write_tokens bigint, cost_usd numeric)`
+			cache_read_tokens bigint, cache_write_tokens bigint, cost_usd numeric, estimated_usd numeric)`
 
 // letOut is the common table expression that lets out the first job parked behind
 // each key of freed. Who comes second may find it locked and let out the next:
@@ -198,7 +202,7 @@ const late = `
 		SELECT r.* FROM r JOIN f ON f.job_id = r.job_id AND f.attempt = r.attempt
 	),
 	priced AS (
-		INSERT INTO turnpike.costs (job_id, attempt, model, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost_usd)
+		INSERT INTO turnpike.costs (job_id, attempt, model, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost_usd, estimated_usd)
 		SELECT c.job_id, c.attempt, ` + usage + `
 		WHERE json_typeof(c.usage) = 'array'
 		GROUP BY c.job_id, c.attempt, u.model
@@ -213,6 +217,8 @@ const late = `
 	told AS (
 		INSERT INTO turnpike.events (job_id, what, note)
 		SELECT job_id, 'late result', 'attempt ' || attempt || ' ' || ending FROM c
+		UNION ALL
+		SELECT job_id, 'note', concat('attempt ', attempt, ': ', n) FROM c CROSS JOIN LATERAL unnest(c.notes) n
 	)
 	SELECT r.job_id::text, r.attempt, r.token::text,
 		CASE WHEN f.job_id IS NOT NULL THEN 'late' WHEN a.job_id IS NOT NULL THEN 'repeat' ELSE 'unknown' END,

@@ -88,7 +88,7 @@ const getAttempts = `
 		o.status, coalesce(o.note, ''), coalesce(o.work_key, ''), o.work_tags,
 		coalesce((
 			SELECT json_agg(json_build_object('model', c.model, 'input_tokens', c.input_tokens, 'output_tokens', c.output_tokens,
-				'cache_read_tokens', c.cache_read_tokens, 'cache_write_tokens', c.cache_write_tokens, 'cost_usd', c.cost_usd::text) ORDER BY c.model)
+				'cache_read_tokens', c.cache_read_tokens, 'cache_write_tokens', c.cache_write_tokens, 'cost_usd', c.cost_usd::text, 'estimated_usd', c.estimated_usd::text) ORDER BY c.model)
 			FROM turnpike.costs c WHERE c.job_id = a.job_id AND c.attempt = a.attempt), '[]')::text
 	FROM turnpike.attempts a
 	LEFT JOIN turnpike.outcomes o ON o.job_id = a.job_id AND o.attempt = a.attempt
@@ -178,6 +178,7 @@ var reportKeys = map[string]string{
 const report = `
 	WITH per_attempt AS (
 		SELECT %s AS key, j.job_id, coalesce(f.state, a.next) AS next, a.attempt, a.started_at, a.cost_usd, a.num_turns, a.duration_ms,
+			(SELECT sum(c.estimated_usd) FROM turnpike.costs c WHERE c.job_id = a.job_id AND c.attempt = a.attempt) AS estimated_usd,
 			row_number() OVER (PARTITION BY j.job_id ORDER BY a.attempt DESC) = 1 AS last, q.job_id IS NULL AS over
 		FROM turnpike.jobs j
 		LEFT JOIN turnpike.attempts a ON a.job_id = j.job_id AND a.job_id >= turnpike.uuid7_floor(@since)
@@ -188,6 +189,7 @@ const report = `
 	SELECT key, count(DISTINCT job_id),
 		count(*) FILTER (WHERE last AND over AND next = 'succeeded'), count(*) FILTER (WHERE last AND over AND next = 'failed'),
 		count(*) FILTER (WHERE last AND over AND next = 'cancelled'), count(attempt), (sum(cost_usd) * 1000000)::bigint,
+		(sum(estimated_usd) * 1000000)::bigint,
 		count(*) FILTER (WHERE started_at IS NOT NULL AND cost_usd IS NULL),
 		coalesce(sum(num_turns), 0)::bigint, coalesce(sum(duration_ms), 0)::bigint
 	FROM per_attempt

@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,7 +24,11 @@ func TestListAndReport(t *testing.T) {
 	a := d.running(tenant("acme"), func(r *job.Request) { r.Name, r.Work = "alpha", work.Ref{Key: "W1"} })
 	d.settle(ended(a, job.EndDone, touched, cost(1_500_000)))
 	b := d.running(tenant("acme"))
-	d.settle(ended(b, job.EndOverloaded, started)) // unpriced
+	d.settle(ended(b, job.EndOverloaded, started, func(r *job.Report) { // unpriced
+		guess := job.USD(300_000)
+		r.Usage = []job.ModelUsage{{Model: "m", InputTokens: 7, EstimatedUSD: &guess}}
+		r.Notes = []string{"the cap had no effect"}
+	}))
 	d.due()
 	d.settle(ended(d.run(b.Job), job.EndCapped, touched, cost(500_000)))
 	c := d.running(tenant("other"))
@@ -68,7 +73,11 @@ func TestListAndReport(t *testing.T) {
 		if len(v.Attempts) != 2 || v.CostUSD == nil || *v.CostUSD != 500_000 || v.Attempts[0].CostUSD != nil || v.Attempt != 2 || v.Reason != "capped" {
 			t.Errorf("%+v", v)
 		}
-		if len(v.Events) != 1 || v.Events[0].What != "given back" {
+		if u := v.Attempts[0].Usage; len(u) != 1 || u[0].CostUSD != nil || u[0].EstimatedUSD == nil || *u[0].EstimatedUSD != 300_000 {
+			t.Errorf("usage %+v", u)
+		}
+		events := slices.SortedFunc(slices.Values(v.Events), func(a, b job.EventView) int { return strings.Compare(a.What, b.What) })
+		if len(events) != 2 || events[0].What != "given back" || events[1].What != "note" || events[1].Note != "attempt 1: the cap had no effect" {
 			t.Errorf("events %+v", v.Events)
 		}
 		if v := d.get(c.Job); v.CostUSD != nil {
@@ -79,11 +88,11 @@ func TestListAndReport(t *testing.T) {
 		usd := func(c int64) *job.USD { u := job.USD(c); return &u }
 		for by, want := range map[string][]job.ReportRow{
 			"tenant": {
-				{Key: "acme", Jobs: 2, Succeeded: 1, Failed: 1, Attempts: 3, CostUSD: usd(2_000_000), Unpriced: 1, Turns: 4, DurationMS: 2000},
+				{Key: "acme", Jobs: 2, Succeeded: 1, Failed: 1, Attempts: 3, CostUSD: usd(2_000_000), EstimatedUSD: usd(300_000), Unpriced: 1, Turns: 4, DurationMS: 2000},
 				{Key: "default", Jobs: 1},
 				{Key: "other", Jobs: 2, Cancelled: 1, Attempts: 1},
 			},
-			"agent": {{Key: "claude", Jobs: 5, Succeeded: 1, Failed: 1, Cancelled: 1, Attempts: 4, CostUSD: usd(2_000_000), Unpriced: 1, Turns: 4, DurationMS: 2000}},
+			"agent": {{Key: "claude", Jobs: 5, Succeeded: 1, Failed: 1, Cancelled: 1, Attempts: 4, CostUSD: usd(2_000_000), EstimatedUSD: usd(300_000), Unpriced: 1, Turns: 4, DurationMS: 2000}},
 		} {
 			got, err := d.Report(t.Context(), by, time.Now().Add(-time.Hour))
 			if err != nil {

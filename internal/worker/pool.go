@@ -112,7 +112,8 @@ func (p *Pool) Run(ctx context.Context) error {
 	p.init()
 	recovery := &Recovery{
 		State: p.Turns.State, Worker: p.Turns.Worker, Host: p.Turns.Host, End: p.Turns.End, Sessions: p.Turns.Sessions,
-		Orphans: p.Store, Put: p.settler.Put, Reported: p.settler.Pending, Clean: p.Turns.Clean, Log: p.Log,
+		Orphans: p.Store, Put: p.settler.Put, Reported: p.settler.Pending, Clean: p.Turns.Clean,
+		Prices: p.Turns.Prices, Log: p.Log,
 	}
 	// The spool first: a report that is already there says more than recovery can.
 	if err := p.settler.Replay(); err != nil {

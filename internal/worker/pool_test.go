@@ -48,6 +48,26 @@ func TestPool(t *testing.T) {
 		must(t, stop())
 	})
 
+	inBubble(t, "estimates what an agent does not price, and says that its cap is inert", 1, func(t *testing.T, r *rig) {
+		prices, err := worker.ParsePrices([]byte("models:\n  m*: {input: 2, output: 8}\n"))
+		must(t, err)
+		r.pool.Turns.Prices, r.pool.Turns.Priced = prices, func(string) bool { return false }
+		req := plain()
+		req.CostCapUSD = 500_000
+		r.stream.push(r.store.add(1, req))
+		stop := r.serve(t)
+		<-r.runs.started
+		r.runs.finish <- &agent.Result{Models: map[string]agent.Usage{"m1": {InputTokens: 1_000_000, OutputTokens: 500_000}}}
+		rep := <-r.store.reported
+		if rep.CostUSD != nil || rep.Usage[0].CostUSD != nil || rep.Usage[0].EstimatedUSD == nil || rep.Usage[0].EstimatedUSD.String() != "6.00" {
+			t.Errorf("reported %+v", rep.Usage)
+		}
+		if len(rep.Notes) != 1 || !strings.Contains(rep.Notes[0], "cost cap of 0.50 USD had no effect") {
+			t.Errorf("notes %q", rep.Notes)
+		}
+		must(t, stop())
+	})
+
 	inBubble(t, "never fetches more than it has room for", 2, func(t *testing.T, r *rig) {
 		for n := range 5 {
 			r.stream.push(r.store.add(n+1, plain()))

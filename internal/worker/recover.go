@@ -69,8 +69,9 @@ type Recovery struct {
 	Reported func(job.ID, int) bool
 	// Clean removes the workspaces of earlier attempts. It is called once nothing
 	// is left that could still write to one; nil removes nothing.
-	Clean func() error
-	Log   *slog.Logger
+	Clean  func() error
+	Prices *Prices
+	Log    *slog.Logger
 }
 
 // Run handles every mark. What could not be ended keeps its mark and is told in
@@ -182,7 +183,7 @@ func (r *Recovery) report(m *mark, past Past) job.Report {
 	if past.Result != nil {
 		ending, reason := Ended(past.Result, nil, nil)
 		rep.Ending, rep.Reason = ending, reason
-		fillResult(&rep, past.Result)
+		fillResult(&rep, past.Result, r.Prices)
 		return rep
 	}
 	rep.Ending, rep.Reason = job.EndLost, "its worker ended during the attempt"
@@ -193,7 +194,7 @@ func (r *Recovery) report(m *mark, past Past) job.Report {
 	if rep.Started = !rep.StartedAt.IsZero(); rep.Started {
 		rep.DurationMS = time.Since(rep.StartedAt).Milliseconds()
 	}
-	fillProgress(&rep, past.Progress, past.Models)
+	fillProgress(&rep, past.Progress, past.Models, r.Prices)
 	rep.IsError, rep.ErrorSubtype, rep.ExitCode = rep.Started, agent.SubtypeNoResult, -1
 	rep.NumTurns = max(rep.NumTurns, past.Interrupted.Turns)
 	return rep

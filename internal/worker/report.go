@@ -16,7 +16,7 @@ import (
 const maxText = 256 << 10
 
 // fillResult copies what the runner found into a report.
-func fillResult(rep *job.Report, res *agent.Result) {
+func fillResult(rep *job.Report, res *agent.Result, prices *Prices) {
 	rep.Started = true
 	rep.StartedAt = res.StartedAt
 	rep.DurationMS = res.Duration.Milliseconds()
@@ -36,7 +36,7 @@ func fillResult(rep *job.Report, res *agent.Result) {
 		usd := job.USDFromFloat(res.CostUSD)
 		rep.CostUSD = &usd
 	}
-	rep.Usage = usage(res.Models)
+	rep.Usage = usage(res.Models, prices)
 	if res.HasOutcome {
 		rep.Outcome = &job.Outcome{Status: clean(res.Outcome.Status), Note: clean(res.Outcome.Note), Work: cleanRef(res.Outcome.Work)}
 	}
@@ -55,26 +55,27 @@ func fillResult(rep *job.Report, res *agent.Result) {
 }
 
 // fillProgress copies what is known of a turn that left no result.
-func fillProgress(rep *job.Report, p agent.Progress, models map[string]agent.Usage) {
+func fillProgress(rep *job.Report, p agent.Progress, models map[string]agent.Usage, prices *Prices) {
 	rep.Conversation, rep.AgentVersion = clean(p.Conversation), clean(p.AgentVersion)
 	rep.NumTurns, rep.ToolCalls = p.Turns, p.ToolCalls
 	if p.CostKnown {
 		usd := job.USDFromFloat(p.CostUSD)
 		rep.CostUSD = &usd
 	}
-	rep.Usage = usage(models)
+	rep.Usage = usage(models, prices)
 	if p.RateLimit != nil {
 		rep.RateLimit = storable(p.RateLimit)
 	}
 }
 
-func usage(models map[string]agent.Usage) []job.ModelUsage {
+func usage(models map[string]agent.Usage, prices *Prices) []job.ModelUsage {
 	var l []job.ModelUsage
 	for _, name := range slices.Sorted(maps.Keys(models)) {
 		u := models[name]
 		m := job.ModelUsage{
 			Model: clean(name), InputTokens: u.InputTokens, OutputTokens: u.OutputTokens,
 			CacheReadTokens: u.CacheReadTokens, CacheWriteTokens: u.CacheWriteTokens,
+			EstimatedUSD: prices.estimate(name, u),
 		}
 		if u.CostUSD != nil {
 			usd := job.USDFromFloat(*u.CostUSD)

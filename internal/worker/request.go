@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -66,9 +67,8 @@ func (t mapping) agentRequest() (agent.Request, []string, error) {
 	if host != nil {
 		added = append(added, "host MCP server "+host.Name)
 	}
-	capUSD := r.CostCapUSD
-	if capUSD == 0 && t.ceiling.MaxCostUSD > 0 {
-		capUSD = t.ceiling.MaxCostUSD
+	capUSD := t.ceiling.costCap(r)
+	if r.CostCapUSD == 0 && capUSD > 0 {
 		added = append(added, "cost cap "+capUSD.String()+" of the pool")
 	}
 	resume := t.resume
@@ -202,6 +202,9 @@ func (t mapping) hostMCP() (*agent.HostMCP, error) {
 		ListenArgs: slices.Clone(s.ListenArgs), TokenEnv: s.TokenEnv, ListeningPrefix: s.ListeningPrefix, Path: s.Path,
 	}, nil
 }
+
+// costCap is the cap of a request, or the pool's where it has none; zero is neither.
+func (c *Ceiling) costCap(r job.Request) job.USD { return cmp.Or(r.CostCapUSD, c.MaxCostUSD) }
 
 // watch are the runner's own limits.
 func watch(l job.Limits) agent.Watch {

@@ -77,8 +77,12 @@ type Turns struct {
 	// Worker and Host name this process; Versions are its programs, for the record.
 	Worker, Host string
 	Versions     map[string]string
-	Hooks        Hooks
-	Log          *slog.Logger
+	// Prices estimate what an agent does not price; nil is no estimates.
+	Prices *Prices
+	// Priced says whether an agent tells what its turns cost; nil is that all do.
+	Priced func(agent string) bool
+	Hooks  Hooks
+	Log    *slog.Logger
 }
 
 // releaseTimeout bounds what is done for a turn after it is over.
@@ -312,8 +316,11 @@ func (t *Turns) claimed(ctx context.Context, c job.Claimed, h *kept, stream Tran
 	rep.EndedAt = time.Now().UTC()
 	rep.Ending, rep.Reason = Ended(res, err, context.Cause(ctx))
 	rep.Added, rep.SessionDir = a.added, a.mark.Session
+	if capUSD := t.Ceiling.costCap(a.request); res != nil && capUSD > 0 && t.Priced != nil && !t.Priced(rep.Agent) {
+		rep.Notes = append(rep.Notes, fmt.Sprintf("the cost cap of %s USD had no effect: %s never tells what a turn costs", capUSD, rep.Agent))
+	}
 	if res != nil {
-		fillResult(&rep, res)
+		fillResult(&rep, res, t.Prices)
 		if err != nil {
 			t.Log.Warn("the turn ended, and not everything about it went well", "job", c.Job, "attempt", c.Attempt, "error", err)
 		}

@@ -44,6 +44,13 @@ func (Driver) Descriptor() agent.Backend {
 		},
 		Restricted:    &agent.RestrictedCapabilities{Supported: true, FollowUp: true},
 		WritableTools: tools,
+		Abilities: agent.Abilities{
+			Pricing: agent.PricingEnd,
+			Resume:  true,
+			Efforts: efforts,
+			MCP:     []string{"stdio", "http"},
+			Tested:  agent.Releases{First: "2.1.332", Last: "2.1.332"},
+		},
 	}
 }
 

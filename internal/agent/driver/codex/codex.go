@@ -55,6 +55,13 @@ func (Driver) Descriptor() agent.Backend {
 		ProviderEnv:   []string{"CODEX_*", "OPENAI_*"},
 		Restricted:    &agent.RestrictedCapabilities{Supported: true, FollowUp: true, ReadServer: true},
 		WritableTools: tools,
+		Abilities: agent.Abilities{
+			Pricing: agent.PricingNever,
+			Resume:  true,
+			Efforts: efforts,
+			MCP:     []string{"stdio", "http"},
+			Tested:  agent.Releases{First: "0.171.0", Last: "0.171.0"},
+		},
 	}
 }
 

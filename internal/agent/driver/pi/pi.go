@@ -93,6 +93,13 @@ func (d Driver) Descriptor() agent.Backend {
 		// that such a turn is held to its workspace.
 		Restricted:    &agent.RestrictedCapabilities{},
 		WritableTools: tools,
+		Abilities: agent.Abilities{
+			Pricing: agent.PricingStep,
+			Resume:  true,
+			Efforts: efforts,
+			MCP:     []string{"stdio", "http"},
+			Tested:  agent.Releases{First: "1.6.0", Last: "1.6.0"},
+		},
 	}
 }
 
