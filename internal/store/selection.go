@@ -113,7 +113,8 @@ func (db *DB) Promote(ctx context.Context, epoch int64, limit int) (n int, next 
 	return n, *at, nil
 }
 
-// Each tenant's first ready jobs, by skipping along the ready index; then those of the
+// Each tenant's first ready jobs, by skipping along the ready index (the order by both
+// its columns leaves the planner no other); then those of the
 // tenants that have least of the lane's live jobs, so that no backlog keeps another
 // waiting. What is paused or behind a taken key is parked outside the index. A key is
 // taken while a live row has it: that row is locked first, so that whoever closes it
@@ -124,12 +125,12 @@ const choose = `
 		(SELECT tenant FROM turnpike.queue
 		WHERE lane = @lane AND ready IS NOT NULL
 			AND NOT EXISTS (SELECT FROM turnpike.pauses p WHERE p.scope = 'lane' AND p.name = @lane AND p.until > now())
-		ORDER BY tenant LIMIT 1)
+		ORDER BY tenant, ready LIMIT 1)
 		UNION ALL
 		SELECT (
 			SELECT q.tenant FROM turnpike.queue q
 			WHERE q.lane = @lane AND q.ready IS NOT NULL AND q.tenant > t.tenant
-			ORDER BY q.tenant LIMIT 1)
+			ORDER BY q.tenant, q.ready LIMIT 1)
 		FROM tenants t WHERE t.tenant IS NOT NULL
 	),
 	live AS MATERIALIZED (
