@@ -29,6 +29,10 @@ type Admin struct {
 	TranscriptAge   time.Duration // default 7 days
 	TranscriptBytes int64         // default 1 GiB
 	ResultsBytes    int64         // default 1 GiB; a report that does not fit stays in its spool
+	BundleAge       time.Duration // default 7 days; a conversation can be continued for so long
+	BundleBytes     int64         // default 1 GiB; one that does not fit cannot be continued
+	PatchAge        time.Duration // default 30 days
+	PatchBytes      int64         // default 1 GiB; a patch that does not fit stays with its worker
 }
 
 // DefaultAckWait is Admin's AckWait when it is zero.
@@ -43,6 +47,10 @@ func (a *Admin) settled() Admin {
 	s.TranscriptAge = orElse(s.TranscriptAge, 7*24*time.Hour)
 	s.TranscriptBytes = orElse(s.TranscriptBytes, 1<<30)
 	s.ResultsBytes = orElse(s.ResultsBytes, 1<<30)
+	s.BundleAge = orElse(s.BundleAge, 7*24*time.Hour)
+	s.BundleBytes = orElse(s.BundleBytes, 1<<30)
+	s.PatchAge = orElse(s.PatchAge, 30*24*time.Hour)
+	s.PatchBytes = orElse(s.PatchBytes, 1<<30)
 	return s
 }
 
@@ -53,8 +61,8 @@ func orElse[T int | int64 | time.Duration](v, standard T) T {
 	return v
 }
 
-// Ensure makes what is missing for the lanes, and the streams for transcripts and
-// results, and changes what differs. It tells by placement when its stream was
+// Ensure makes what is missing for the lanes, and the streams for transcripts, results
+// and objects, and changes what differs. It tells by placement when its stream was
 // created, which changes when a stream was lost and made again, and which placements'
 // streams this call had to make: nothing that was published there before is left.
 func (a *Admin) Ensure(ctx context.Context, lanes []job.Lane) (created map[string]time.Time, fresh []string, err error) {
@@ -63,8 +71,14 @@ func (a *Admin) Ensure(ctx context.Context, lanes []job.Lane) (created map[strin
 	if err := s.Conn.up(doing); err != nil {
 		return nil, nil, err
 	}
-	if _, _, err := s.stream(ctx, s.transcripts()); err != nil {
-		return nil, nil, kind(ctx, doing, err)
+	for _, own := range []jetstream.StreamConfig{
+		s.transcripts(),
+		s.objects(bundlesBucket, "conversations to be continued", s.BundleAge, s.BundleBytes),
+		s.objects(patchesBucket, "what turns changed", s.PatchAge, s.PatchBytes),
+	} {
+		if _, _, err := s.stream(ctx, own); err != nil {
+			return nil, nil, kind(ctx, doing, err)
+		}
 	}
 	results, _, err := s.stream(ctx, s.results())
 	if err == nil {

@@ -7,6 +7,8 @@
 //	TURNPIKE_JOBS_<PLACEMENT>   turnpike.jobs.<placement>.<pool>.<job>.<dispatch>
 //	TURNPIKE_RESULTS            turnpike.results.<job>.<attempt>
 //	TURNPIKE_TRANSCRIPTS        turnpike.transcripts.<job>.<attempt>
+//	TURNPIKE_BUNDLES            conversations to be continued (an object store)
+//	TURNPIKE_PATCHES            what turns changed (an object store)
 //	core NATS, may be lost      turnpike.wake, turnpike.cancel.<job>
 //
 // A jobs stream is a work queue with at most one message on a subject. The subject

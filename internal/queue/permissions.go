@@ -45,13 +45,14 @@ func PermissionsOf(r Role) Permissions {
 	case Producer:
 		return Permissions{Publish: []string{wakeSubject}, Subscribe: []string{replies}}
 	case Dispatcher:
-		streams := append(slices.Clone(jobs), resultsStream, transcriptsStream)
+		streams := append(slices.Clone(jobs), resultsStream, transcriptsStream, objectStream(bundlesBucket), objectStream(patchesBucket))
 		p := Permissions{
 			Publish: []string{
 				wakeSubject, cancelRoot + "*", jobsRoot + "*.*.*.*",
 				"$JS.API.CONSUMER.MSG.NEXT." + resultsStream + "." + resultsConsumer,
 				"$JS.ACK." + resultsStream + ".>",
 				"$JS.API.DIRECT.GET." + transcriptsStream,
+				"$JS.API.DIRECT.GET." + objectStream(patchesBucket) + ".$O." + patchesBucket + ".M.>",
 			},
 			Subscribe: []string{replies, wakeSubject, transcriptRoot + "*.*"},
 		}
@@ -70,6 +71,13 @@ func PermissionsOf(r Role) Permissions {
 			p.Publish = append(p.Publish,
 				"$JS.API.CONSUMER.INFO."+s+".*", "$JS.API.CONSUMER.MSG.NEXT."+s+".*", "$JS.ACK."+s+".>")
 		}
+		for _, bucket := range []string{bundlesBucket, patchesBucket} {
+			s := objectStream(bucket)
+			p.Publish = append(p.Publish, "$O."+bucket+".>", "$JS.API.STREAM.INFO."+s, "$JS.API.DIRECT.GET."+s+".$O."+bucket+".M.>",
+				"$JS.API.STREAM.PURGE."+s) // of the chunks of what was replaced
+		}
+		bundles := objectStream(bundlesBucket)
+		p.Publish = append(p.Publish, "$JS.API.CONSUMER.CREATE."+bundles+".>", "$JS.API.CONSUMER.DELETE."+bundles+".*")
 		return p
 	case Reporter:
 		return Permissions{
