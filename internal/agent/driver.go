@@ -72,6 +72,15 @@ type Conversations interface {
 	ConversationFile(conversation, name string) bool
 }
 
+// What a session directory holds of conversations, as packed files: that of its own
+// turn, once it is over, and the one its turn goes on with, which whoever orders the
+// turn puts there.
+const (
+	ConversationFile = "conversation.tar.gz"
+	ContinuedFile    = "continued.tar.gz"
+	MaxConversation  = 64 << 20 // bytes
+)
+
 // Launch is a verified turn about to be started.
 type Launch struct {
 	Request Request

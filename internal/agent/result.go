@@ -115,6 +115,9 @@ type Result struct {
 	// Models is the usage of this turn by model.
 	Models map[string]Usage `json:"models,omitempty"`
 	// AgentVersion is the CLI's own version, as its stream or --version told.
-	AgentVersion string    `json:"agent_version,omitempty"`
-	Findings     []Finding `json:"findings,omitempty"`
+	AgentVersion string `json:"agent_version,omitempty"`
+	// WorkDir is the working directory as the agent saw it: a conversation goes on in
+	// no other.
+	WorkDir  string    `json:"work_dir,omitempty"`
+	Findings []Finding `json:"findings,omitempty"`
 }

@@ -85,6 +85,9 @@ func (r *Runner) verify(req agent.Request) (*turn, error) {
 		return nil, fmt.Errorf("%w: agent %s: %w", agent.ErrUnready, name, err)
 	}
 	t := &turn{r: r, req: req, driver: r.Drivers[name], turn: verified, bin: bin}
+	if req.ResumeID != "" && t.conversations() == nil {
+		return nil, fmt.Errorf("%w: %s cannot go on with a conversation in a fresh home", agent.ErrUnsupported, name)
+	}
 	if err := credential(t.driver.Descriptor(), req.Grants.Env, verified.Env); err != nil {
 		return nil, err
 	}
@@ -203,6 +206,10 @@ func (t *turn) makeReady(ctx context.Context) error {
 		t.host = host
 	}
 	if err := t.prepareLaunch(); err != nil {
+		return err
+	}
+	// Before the driver writes: what it configures stands against any bundle.
+	if err := t.continueConversation(); err != nil {
 		return err
 	}
 	command, err := t.driver.Command(t.launch)

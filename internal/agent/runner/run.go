@@ -316,6 +316,7 @@ func (u *running) result(ctx context.Context, gone bool) *agent.Result {
 		ClaudeID: c.Conversation, ResultText: c.ResultText, NumTurns: c.Turns,
 		CostUSD: c.CostUSD, CostKnown: c.CostKnown, RateLimit: c.RateLimit,
 		Failure: c.Failure, ToolCalls: c.ToolCalls, Models: c.Models, AgentVersion: c.AgentVersion,
+		WorkDir: u.launch.WorkDir,
 	}
 	u.judge(res)
 	if u.host != nil {
@@ -333,6 +334,9 @@ func (u *running) result(ctx context.Context, gone bool) *agent.Result {
 		if err := errors.Join(log.Err(), log.Close()); err != nil {
 			u.note("%v", err)
 		}
+	}
+	if gone {
+		u.keepConversation(c.Conversation)
 	}
 	if gone && u.r.Recorder != nil {
 		if err := u.tellGone(ctx); err != nil {

@@ -12,12 +12,11 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+
+	"turnpike/internal/agent"
 )
 
 const (
-	conversationFile = "conversation.tar.gz"
-	continuedFile    = "continued.tar.gz"
-
 	// aboutEntry is the first entry of a bundle; filesRoot begins every other.
 	aboutEntry    = "about.json"
 	filesRoot     = "files/"
@@ -30,9 +29,6 @@ const (
 	// maxHomeLooked bounds how much of a home is looked through.
 	maxHomeLooked = 100_000
 )
-
-// MaxConversation bounds a packed conversation, in bytes.
-const MaxConversation = 64 << 20
 
 // Errors of bundles.
 var (
@@ -54,11 +50,11 @@ type About struct {
 
 // Conversation is where KeepConversation leaves the bundle of this turn's
 // conversation.
-func (d *Dir) Conversation() string { return filepath.Join(d.path, conversationFile) }
+func (d *Dir) Conversation() string { return filepath.Join(d.path, agent.ConversationFile) }
 
 // Continued is the bundle of the conversation this turn is to continue, put there by
 // who ordered the turn.
-func (d *Dir) Continued() string { return filepath.Join(d.path, continuedFile) }
+func (d *Dir) Continued() string { return filepath.Join(d.path, agent.ContinuedFile) }
 
 // KeepConversation packs the files of the CLI's home that belong to the conversation,
 // as part tells by their slash-separated names. The home is the agent's: no link is
@@ -78,7 +74,7 @@ func (d *Dir) KeepConversation(about About, part func(name string) bool) (err er
 	if len(names) == 0 {
 		return ErrNoConversation
 	}
-	f, err := os.CreateTemp(d.path, "."+conversationFile+"-*") // made with mode 0600
+	f, err := os.CreateTemp(d.path, "."+agent.ConversationFile+"-*") // made with mode 0600
 	if err != nil {
 		return fmt.Errorf("keep conversation: %w", err)
 	}
@@ -88,7 +84,7 @@ func (d *Dir) KeepConversation(about About, part func(name string) bool) (err er
 			_ = os.Remove(f.Name())
 		}
 	}()
-	if err := pack(&bounded{w: f, left: MaxConversation}, root, about, names); err != nil {
+	if err := pack(&bounded{w: f, left: agent.MaxConversation}, root, about, names); err != nil {
 		return fmt.Errorf("keep conversation: %w", err)
 	}
 	if err := f.Close(); err != nil {
@@ -291,7 +287,7 @@ type bounded struct {
 
 func (b *bounded) Write(p []byte) (int, error) {
 	if int64(len(p)) > b.left {
-		return 0, fmt.Errorf("packed, it is larger than %d bytes", MaxConversation)
+		return 0, fmt.Errorf("packed, it is larger than %d bytes", agent.MaxConversation)
 	}
 	b.left -= int64(len(p))
 	return b.w.Write(p)
