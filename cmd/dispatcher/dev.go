@@ -44,9 +44,10 @@ Postgres is, in this order: the server binaries on this machine, run privately o
 a unix socket; $TURNPIKE_DATABASE_URL or $DATABASE_URL; a container of the engine
 on this machine. --postgres chooses one.
 
-The worker's ceiling allows confined turns of Claude Code in scratch workspaces,
-and in directories beneath each --workspace-root. It gives turns ANTHROPIC_API_KEY
-(or CLAUDE_CODE_OAUTH_TOKEN) and ANTHROPIC_BASE_URL of this command's environment.`,
+The worker's ceiling allows confined turns of the four agents in scratch workspaces,
+and in directories beneath each --workspace-root. It gives them ANTHROPIC_API_KEY (or
+CLAUDE_CODE_OAUTH_TOKEN) and OPENAI_API_KEY of this command's environment, each to
+the agents that the file ceiling.yaml in --dir binds it to.`,
 		Example: `  ANTHROPIC_API_KEY=... dispatcher dev
   dispatcher dev --slots none-confined=4 --workspace-root ~/src`,
 		Args: cli.Args(cobra.NoArgs),

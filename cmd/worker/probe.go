@@ -34,7 +34,13 @@ type agentProbe struct {
 	OK      bool   `json:"ok"`
 	Version string `json:"version,omitempty"`
 	Path    string `json:"path,omitempty"`
-	Note    string `json:"note,omitempty"`
+	// Tested says whether this release of the CLI is among those its driver was tested
+	// with, which TestedReleases tells. An untested one is run all the same.
+	Tested         bool   `json:"tested"`
+	TestedReleases string `json:"tested_releases"`
+	// Cannot lists what a turn of this agent cannot have.
+	Cannot []string `json:"cannot,omitempty"`
+	Note   string   `json:"note,omitempty"`
 }
 
 type toolProbe struct {
@@ -73,7 +79,7 @@ func probe(ctx context.Context, o confine.Options, bins map[string]string) probe
 	for _, pl := range agent.Placements() {
 		p.Placements = append(p.Placements, probePlacement(pl, p.Confine))
 	}
-	all := drivers()
+	all := drivers(nil)
 	for _, name := range agent.Agents() {
 		p.Agents = append(p.Agents, probeAgent(ctx, name, all[name], bins[name]))
 	}
@@ -103,12 +109,12 @@ func probePlacement(pl agent.Placement, report confine.Report) placementProbe {
 }
 
 func probeAgent(ctx context.Context, name string, d agent.Driver, bin string) agentProbe {
-	out := agentProbe{Agent: name, Path: bin}
-	switch {
-	case d == nil:
-		out.Note = "not in this release"
-		return out
-	case bin == "":
+	if d == nil {
+		return agentProbe{Agent: name, Note: "not in this release"}
+	}
+	about := d.Descriptor()
+	out := agentProbe{Agent: name, Path: bin, TestedReleases: tested[name].String(), Cannot: cannot(about)}
+	if bin == "" {
 		out.Note = fmt.Sprintf("no executable %q on the PATH; `make agents` installs the pinned one, or give --bin %s=PATH", name, name)
 		return out
 	}
@@ -117,7 +123,13 @@ func probeAgent(ctx context.Context, name string, d agent.Driver, bin string) ag
 		out.Note = "it does not run: " + err.Error()
 		return out
 	}
-	out.OK, out.Version = true, v
+	out.Version, out.Tested = v, tested[name].has(v)
+	// What the driver would refuse at each turn is better known now.
+	if _, err := d.Runtime(bin); err != nil {
+		out.Note = err.Error()
+		return out
+	}
+	out.OK = true
 	return out
 }
 
@@ -137,7 +149,10 @@ func (p probed) table() cli.Table {
 		t.Rows = append(t.Rows, []string{"placement " + pl.Placement, verdict(pl.OK), pl.How})
 	}
 	for _, a := range p.Agents {
-		t.Rows = append(t.Rows, []string{"agent " + a.Agent, verdict(a.OK), strings.TrimSpace(strings.Join([]string{a.Version, a.Path, a.Note}, "  "))})
+		t.Rows = append(t.Rows, []string{"agent " + a.Agent, verdict(a.OK), a.how()})
+		for _, c := range a.Cannot {
+			t.Rows = append(t.Rows, []string{"agent " + a.Agent, "", c})
+		}
 	}
 	for _, f := range p.Confine.Facts {
 		t.Rows = append(t.Rows, []string{"confinement " + f.Name, verdict(f.OK), f.Detail})
@@ -146,6 +161,18 @@ func (p probed) table() cli.Table {
 		t.Rows = append(t.Rows, []string{"tool " + x.Tool, verdict(x.OK), x.Note})
 	}
 	return t
+}
+
+// how tells an agent's release, whether it is a tested one, and where it is.
+func (a agentProbe) how() string {
+	if !a.OK {
+		return strings.TrimSpace(a.Version + "  " + a.Note)
+	}
+	state := "tested"
+	if !a.Tested {
+		state = "untested; tested: " + a.TestedReleases
+	}
+	return fmt.Sprintf("%s (%s)  %s", a.Version, state, a.Path)
 }
 
 // names are the placements that can be served.

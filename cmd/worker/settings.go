@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,7 +18,6 @@ import (
 	"turnpike/cmd/internal/cli"
 	"turnpike/internal/agent"
 	"turnpike/internal/agent/confine"
-	"turnpike/internal/agent/driver/claude"
 	"turnpike/internal/agent/procs"
 	"turnpike/internal/agent/runner"
 	"turnpike/internal/buildinfo"
@@ -28,16 +26,12 @@ import (
 	"turnpike/internal/workspace"
 )
 
-// drivers are the agents this program can run: a new one is a line here.
-func drivers() map[string]agent.Driver {
-	return map[string]agent.Driver{agent.AgentClaude: claude.Driver{}}
-}
-
 // turnFlags adds the settings of everything that runs turns.
 func turnFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.String("config", "", "settings file (YAML); a setting is named as its flag")
 	f.String("ceiling", "", "the ceiling file: the most a request may ask for (required)")
+	f.String("prices", "", "price file (YAML): what models cost, to estimate what an agent does not price")
 	f.String("state-dir", defaultStateDir(), "where sessions, spool and marks are kept; one worker at a time")
 	f.StringSlice("bin", nil, "an agent's executable, as NAME=PATH; repeat it for more")
 	f.Bool("keep-scratch", false, "keep scratch workspaces after their turns")
@@ -47,7 +41,7 @@ func turnFlags(cmd *cobra.Command) {
 	f.Bool("allow-no-landlock", false, "accept namespaces and seccomp as enough on a kernel without Landlock")
 	f.String("log-level", "info", "debug, info, warn or error")
 	f.String("log-format", "", "text or json; by default text on a terminal, json elsewhere")
-	for name, ext := range map[string][]string{"config": {"yaml", "yml"}, "ceiling": {"yaml", "yml"}} {
+	for name, ext := range map[string][]string{"config": {"yaml", "yml"}, "ceiling": {"yaml", "yml"}, "prices": {"yaml", "yml"}} {
 		_ = cmd.MarkFlagFilename(name, ext...) // fails only for a flag that is not there
 	}
 }
@@ -85,6 +79,10 @@ func setUp(cmd *cobra.Command, s *cli.Settings) (_ *bench, err error) {
 	if err != nil {
 		return nil, err
 	}
+	prices, err := readPrices(s.String("prices"))
+	if err != nil {
+		return nil, err
+	}
 	bins, err := binaries(s.Strings("bin"))
 	if err != nil {
 		return nil, err
@@ -107,7 +105,7 @@ func setUp(cmd *cobra.Command, s *cli.Settings) (_ *bench, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("this machine's name: %w", err)
 	}
-	all := drivers()
+	all := drivers(ceiling.Providers)
 	versions := map[string]string{"worker": buildinfo.String()}
 	for name, bin := range bins {
 		if v, err := agentVersion(cmd.Context(), bin); err == nil {
@@ -136,6 +134,8 @@ func setUp(cmd *cobra.Command, s *cli.Settings) (_ *bench, err error) {
 		Worker:     fmt.Sprintf("%s-%d-%s", host, os.Getpid(), strings.ToLower(rand.Text()[:6])),
 		Host:       host,
 		Versions:   versions,
+		Prices:     prices,
+		Priced:     func(name string) bool { return all[name].Descriptor().Abilities.Priced() },
 		Log:        log,
 	}
 	return b, nil
@@ -178,6 +178,21 @@ func readCeiling(path string) (*worker.Ceiling, error) {
 	return c, nil
 }
 
+func readPrices(path string) (*worker.Prices, error) {
+	if path == "" {
+		return nil, nil // no estimates
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, cli.Usagef("%w", err)
+	}
+	p, err := worker.ParsePrices(text)
+	if err != nil {
+		return nil, cli.Usagef("%s: %w", path, err)
+	}
+	return p, nil
+}
+
 // binaries resolves every agent's executable: as --bin says, else on the PATH,
 // else where `make agents` puts it. One that is not found is left out: its turns
 // end as unready, and probe says so.
@@ -194,7 +209,7 @@ func binaries(set []string) (map[string]string, error) {
 		}
 		bins[name] = resolved
 	}
-	for name := range maps.Keys(drivers()) {
+	for _, name := range agent.Agents() {
 		if bins[name] != "" {
 			continue
 		}

@@ -50,7 +50,10 @@ type Ceiling struct {
 	// Accounts are credentials by name. A request that names none gets the one
 	// called "default", if there is one.
 	Accounts map[string]Account `yaml:"accounts" json:"accounts,omitempty"`
-	MCP      MCPRules           `yaml:"mcp" json:"mcp,omitzero"`
+	// Providers are those of agents that have many: by agent, then by the name that
+	// models of the provider begin with.
+	Providers map[string]map[string]Provider `yaml:"providers" json:"providers,omitempty"`
+	MCP       MCPRules                       `yaml:"mcp" json:"mcp,omitzero"`
 
 	// By name only, whatever would run or be read on the host.
 
@@ -271,6 +274,7 @@ func (c *Ceiling) validate() error {
 			}
 		}
 	}
+	c.validateProviders(among, bad)
 	paths := func(field string, ps []string) {
 		for _, p := range ps {
 			if !cleanAbs(p) {

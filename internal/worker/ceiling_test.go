@@ -39,6 +39,9 @@ accounts:
   mcp: {env: {MCP_TOKEN: MCP_TOKEN}, agents: [claude], mcp_urls: ["https://mcp.example.com/a"]}
   codexonly: {env: {OPENAI_API_KEY: OPENAI_API_KEY}, agents: [codex]}
   forge: {env: {TOKEN: FORGE_TOKEN}, git_hosts: [git.example.com]}
+providers:
+  opencode: {openai: {base_url: "https://models.example.com/v1"}}
+  pi: {ours: {base_url: "https://models.example.com", api: openai-completions, key_env: OUR_KEY, models: [{id: m, price: {input: 3, output: 15}}]}}
 mcp:
   urls: ["https://mcp.example.com/a"]
   commands:
@@ -298,27 +301,33 @@ func TestCeilingHold(t *testing.T) {
 
 func TestParseCeiling(t *testing.T) {
 	for name, tc := range map[string]struct{ text, want string }{
-		"an unknown key":          {"agents: [claude]\nagnets: []\n", "line 2: unknown key agnets"},
-		"an unknown inner key":    {"env:\n  inherits: [X]\n", "line 2: unknown key inherits"},
-		"a key twice":             {"vcs: true\nvcs: false\n", "line 2"},
-		"two documents":           {"vcs: true\n---\nvcs: true\n", "one YAML document"},
-		"a list for a word":       {"network: [open]\n", "line 1"},
-		"an unknown agent":        {"agents: [gpt]\n", "agents"},
-		"an unknown placement":    {"placements: [host]\n", "placements"},
-		"an unknown network":      {"network: vpn\n", "network"},
-		"domains without a proxy": {"network: open\ndomains: [a.b]\n", "domains"},
-		"a domain in capitals":    {"network: proxied\ndomains: [A.b]\n", "domains"},
-		"a relative mount":        {"mounts: [{path: data, access: ro}]\n", "mounts.path"},
-		"an unclean mount":        {"mounts: [{path: /a/../b, access: ro}]\n", "mounts.path"},
-		"a mount without access":  {"mounts: [{path: /a}]\n", "mounts.access"},
-		"every variable":          {"env: {inherit: ['*']}\n", "env"},
-		"a secret for a name":     {"accounts: {a: {env: {KEY: sk-ant-api03-x}}}\n", "never holds"},
-		"a size that is none":     {"limits: {memory: lots}\n", "size"},
-		"a negative limit":        {"limits: {processes: -1}\n", "limits"},
-		"a negative cost":         {"max_cost_usd: \"-1\"\n", "max_cost_usd"},
-		"a command without path":  {"mcp: {commands: {x: {path: x}}}\n", "mcp.commands.x.path"},
-		"a URL with a query":      {"mcp: {urls: ['https://a/b?c']}\n", "mcp.urls"},
-		"a port that is none":     {"host_servers: {x: 0}\n", "host_servers.x"},
+		"an unknown key":                         {"agents: [claude]\nagnets: []\n", "line 2: unknown key agnets"},
+		"an unknown inner key":                   {"env:\n  inherits: [X]\n", "line 2: unknown key inherits"},
+		"a key twice":                            {"vcs: true\nvcs: false\n", "line 2"},
+		"two documents":                          {"vcs: true\n---\nvcs: true\n", "one YAML document"},
+		"a list for a word":                      {"network: [open]\n", "line 1"},
+		"an unknown agent":                       {"agents: [gpt]\n", "agents"},
+		"an unknown placement":                   {"placements: [host]\n", "placements"},
+		"an unknown network":                     {"network: vpn\n", "network"},
+		"domains without a proxy":                {"network: open\ndomains: [a.b]\n", "domains"},
+		"a domain in capitals":                   {"network: proxied\ndomains: [A.b]\n", "domains"},
+		"a relative mount":                       {"mounts: [{path: data, access: ro}]\n", "mounts.path"},
+		"an unclean mount":                       {"mounts: [{path: /a/../b, access: ro}]\n", "mounts.path"},
+		"a mount without access":                 {"mounts: [{path: /a}]\n", "mounts.access"},
+		"every variable":                         {"env: {inherit: ['*']}\n", "env"},
+		"a secret for a name":                    {"accounts: {a: {env: {KEY: sk-ant-api03-x}}}\n", "never holds"},
+		"a size that is none":                    {"limits: {memory: lots}\n", "size"},
+		"a negative limit":                       {"limits: {processes: -1}\n", "limits"},
+		"a negative cost":                        {"max_cost_usd: \"-1\"\n", "max_cost_usd"},
+		"a command without path":                 {"mcp: {commands: {x: {path: x}}}\n", "mcp.commands.x.path"},
+		"a URL with a query":                     {"mcp: {urls: ['https://a/b?c']}\n", "mcp.urls"},
+		"a port that is none":                    {"host_servers: {x: 0}\n", "host_servers.x"},
+		"a provider of an agent that has one":    {"providers: {claude: {x: {}}}\n", "providers"},
+		"a provider's secret":                    {"providers: {pi: {x: {key_env: sk-ant-api03-x}}}\n", "never holds"},
+		"a provider's address with a credential": {"providers: {pi: {x: {base_url: 'http://a:b@c'}}}\n", "providers.pi.x.base_url"},
+		"a provider's odd name":                  {"providers: {pi: {'x/y': {}}}\n", "providers.pi.x/y"},
+		"a price that is none":                   {"providers: {pi: {x: {models: [{id: m, price: {input: .nan}}]}}}\n", "providers.pi.x.models[0].price"},
+		"a model without id":                     {"providers: {pi: {x: {models: [{}]}}}\n", "providers.pi.x.models[0]"},
 	} {
 		t.Run("refuses "+name, func(t *testing.T) {
 			_, err := worker.ParseCeiling([]byte(tc.text))
@@ -348,7 +357,8 @@ func TestCeilingHash(t *testing.T) {
 	}
 	seen := map[string]string{}
 	for _, text := range []string{"", "vcs: true", "agents: [pi]", "tools: [pi]", "mounts: [{path: /a, access: ro}]", "mounts: [{path: /a, access: rw}]",
-		"workspaces: {dirs: [{path: /a, access: rw}]}", "accounts: {a: {env: {A: B}}}", "accounts: {a: {env: {A: C}}}", "limits: {processes: 1}", "max_timeout: 1h", "max_cost_usd: '1'"} {
+		"workspaces: {dirs: [{path: /a, access: rw}]}", "accounts: {a: {env: {A: B}}}", "accounts: {a: {env: {A: C}}}", "providers: {pi: {a: {}}}",
+		"providers: {pi: {a: {base_url: 'http://a'}}}", "limits: {processes: 1}", "max_timeout: 1h", "max_cost_usd: '1'"} {
 		if other, ok := seen[hash(text)]; ok {
 			t.Errorf("%q and %q have one hash", text, other)
 		}

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"testing"
+
+	"turnpike/internal/agent"
+)
+
+func TestTestedReleases(t *testing.T) {
+	t.Run("end with what is pinned", func(t *testing.T) {
+		text, err := os.ReadFile("../../agents/package.json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var pins struct {
+			Dependencies         map[string]string
+			OptionalDependencies map[string]string
+		}
+		if err := json.Unmarshal(text, &pins); err != nil {
+			t.Fatal(err)
+		}
+		for name, pinned := range map[string]string{
+			agent.AgentClaude:   pins.Dependencies["@anthropic-ai/claude-code"],
+			agent.AgentCodex:    pins.Dependencies["@openai/codex"],
+			agent.AgentOpenCode: pins.OptionalDependencies["opencode-linux-x64-baseline"],
+			agent.AgentPi:       pins.Dependencies["@earendil-works/pi-coding-agent"],
+		} {
+			if got := tested[name].newest.String(); got != pinned {
+				t.Errorf("%s: tested to %s, pinned is %s", name, got, pinned)
+			}
+		}
+	})
+
+	t.Run("are there for every agent", func(t *testing.T) {
+		all := drivers(nil)
+		for _, name := range agent.Agents() {
+			if _, ok := tested[name]; !ok && all[name] != nil {
+				t.Errorf("%s has no driver or no tested releases", name)
+			}
+		}
+	})
+
+	t.Run("are found in what a CLI says", func(t *testing.T) {
+		r := releases{version{1, 9, 3}, version{1, 10, 2}}
+		for said, want := range map[string]bool{
+			"1.9.3": true, "1.10.0": true, "codex-cli 1.10.2": true, "1.9.4 (Claude Code)": true,
+			"1.9.2": false, "1.10.3": false, "2.0.0": false, "1.10.1-rc.1": false, "": false, "none": false, "1.10": false,
+			"99999999999999999999.1.1": false,
+		} {
+			if got := r.has(said); got != want {
+				t.Errorf("%q: %t", said, got)
+			}
+		}
+	})
+}
