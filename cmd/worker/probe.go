@@ -69,7 +69,7 @@ no agent's turn and changes nothing.`,
 			return cli.Print(cmd, p, p.table, p.names)
 		},
 	}
-	turnFlags(cmd)
+	turnFlags(cmd, defaultStateDir(), "info")
 	cli.OutputFlag(cmd)
 	return cmd
 }

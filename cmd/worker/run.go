@@ -29,12 +29,8 @@ The exit code is 1 when the turn itself failed.`,
 		Args: cli.Args(cobra.NoArgs),
 		RunE: runOne,
 	}
-	turnFlags(cmd)
-	cmd.Flags().Lookup("state-dir").DefValue = filepath.Join(filepath.Dir(defaultStateDir()), "run")
-	_ = cmd.Flags().Set("state-dir", cmd.Flags().Lookup("state-dir").DefValue) // a string takes every value
-	cmd.Flags().Lookup("state-dir").Changed = false
-	_ = cmd.Flags().Set("log-level", "warn")
-	cmd.Flags().Lookup("log-level").DefValue, cmd.Flags().Lookup("log-level").Changed = "warn", false
+	// Not the directory of a worker that may be serving.
+	turnFlags(cmd, filepath.Join(filepath.Dir(defaultStateDir()), "run"), "warn")
 	cmd.Flags().StringP("file", "f", "", `request file, "-" for standard input`)
 	cmd.Flags().Bool("transcript", false, "copy what the agent prints to standard error as it runs")
 	_ = cmd.MarkFlagFilename("file", "json") // fails only for a flag that is not there

@@ -43,7 +43,7 @@ TURNPIKE_NATS_USER and TURNPIKE_NATS_PASSWORD where the URL has none.`,
 		Args:    cli.Args(cobra.NoArgs),
 		RunE:    serve,
 	}
-	turnFlags(cmd)
+	turnFlags(cmd, defaultStateDir(), "info")
 	f := cmd.Flags()
 	f.String("pool", job.DefaultPool, "the pool served")
 	f.StringSlice("slots", nil, "turns at a time, as PLACEMENT=N; repeat it for more lanes (required)")

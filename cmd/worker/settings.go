@@ -26,20 +26,21 @@ import (
 	"turnpike/internal/workspace"
 )
 
-// turnFlags adds the settings of everything that runs turns.
-func turnFlags(cmd *cobra.Command) {
+// turnFlags adds the settings of everything that runs turns, with two defaults that
+// differ by command.
+func turnFlags(cmd *cobra.Command, stateDir, logLevel string) {
 	f := cmd.Flags()
 	f.String("config", "", "settings file (YAML); a setting is named as its flag")
 	f.String("ceiling", "", "the ceiling file: the most a request may ask for (required)")
 	f.String("prices", "", "price file (YAML): what models cost, to estimate what an agent does not price")
-	f.String("state-dir", defaultStateDir(), "where sessions, spool and marks are kept; one worker at a time")
+	f.String("state-dir", stateDir, "where sessions, spool and marks are kept; one worker at a time")
 	f.StringSlice("bin", nil, "an agent's executable, as NAME=PATH; repeat it for more")
 	f.Bool("keep-scratch", false, "keep scratch workspaces after their turns")
 	f.Int64("min-free-mib", 256, "free disk space below which no turn is begun, in MiB")
 	f.Bool("landlock-only", false, "confine without namespaces even where they work")
 	f.Bool("landlock-unix-sockets", false, "let turns confined by Landlock alone open unix sockets, which the report tool needs below Landlock ABI 9;\nonly where no engine's or database's socket can be reached")
 	f.Bool("allow-no-landlock", false, "accept namespaces and seccomp as enough on a kernel without Landlock")
-	f.String("log-level", "info", "debug, info, warn or error")
+	f.String("log-level", logLevel, "debug, info, warn or error")
 	f.String("log-format", "", "text or json; by default text on a terminal, json elsewhere")
 	for name, ext := range map[string][]string{"config": {"yaml", "yml"}, "ceiling": {"yaml", "yml"}, "prices": {"yaml", "yml"}} {
 		_ = cmd.MarkFlagFilename(name, ext...) // fails only for a flag that is not there
