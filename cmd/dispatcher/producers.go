@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"slices"
@@ -16,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"turnpike/cmd/internal/cli"
-	"turnpike/internal/api"
 	"turnpike/internal/job"
 )
 
@@ -428,84 +426,6 @@ func each(cmd *cobra.Command, args []string, do func(*client, job.ID) ([]string,
 	return errors.Join(errs...)
 }
 
-func logsCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "logs JOB",
-		Short: "Print what the agent of a job printed",
-		Long: `Logs prints the transcript of a job's attempts as it was streamed, summed up for
-reading; -f follows it until the job ends. The stream is kept for a limited
-time; the worker's session directory has the whole transcript.`,
-		Args:              cli.Args(cobra.ExactArgs(1)),
-		ValidArgsFunction: completeJobs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			id, err := job.ParseID(args[0])
-			if err != nil {
-				return err
-			}
-			c, err := newClient(cmd)
-			if err != nil {
-				return err
-			}
-			if on(cmd, "follow") {
-				return follow(cmd, c, id)
-			}
-			return transcript(cmd.Context(), c, id, attemptFlag(cmd), false, printEvent(cmd.OutOrStdout(), on(cmd, "raw")))
-		},
-	}
-	cmd.Flags().BoolP("follow", "f", false, "go on until the job ends, then end as it did")
-	cmd.Flags().Bool("raw", false, "print the agent's own events instead of a summary of each")
-	cmd.Flags().Int("attempt", 0, "only this attempt; 0 is all")
-	clientFlags(cmd)
-	return cmd
-}
-
-// follow prints a job's transcript as it grows, through every attempt, and ends
-// as the job ends.
-func follow(cmd *cobra.Command, c *client, id job.ID) error {
-	raw := cmd.Flags().Lookup("raw") != nil && on(cmd, "raw")
-	if err := transcript(cmd.Context(), c, id, attemptFlag(cmd), true, printEvent(cmd.OutOrStdout(), raw)); err != nil {
-		return err
-	}
-	v, err := c.job(cmd.Context(), id)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "job %s %s%s\n", id, v.State, prefixed(": ", v.Reason))
-	if !v.State.Final() {
-		return fmt.Errorf("the transcript ended before the job did: %w", job.ErrUnavailable)
-	}
-	return ended(v)
-}
-
-func transcript(ctx context.Context, c *client, id job.ID, attempt int, follow bool, show func(api.Event) error) error {
-	q := url.Values{}
-	if follow {
-		q.Set("follow", "true")
-	}
-	if attempt > 0 {
-		q.Set("attempt", strconv.Itoa(attempt))
-	}
-	res, err := c.send(ctx, http.MethodGet, "v1/jobs/"+string(id)+"/transcript", q, nil, http.Header{"Accept": {"application/x-ndjson"}})
-	if err != nil {
-		return err
-	}
-	defer res.Body.Close()
-	for d := json.NewDecoder(res.Body); ; {
-		var e api.Event
-		switch err := d.Decode(&e); {
-		case errors.Is(err, io.EOF):
-			return nil
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case err != nil:
-			return fmt.Errorf("the transcript was cut off: %w", errors.Join(job.ErrUnavailable, err))
-		}
-		if err := show(e); err != nil {
-			return err
-		}
-	}
-}
-
 func reportCommand() *cobra.Command {
 	by := []string{"tenant", "agent", "model", "pool", "name", "day"}
 	cmd := &cobra.Command{
@@ -572,18 +492,6 @@ func completeJobs(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.She
 // flag and on read flags that are known to be there.
 func flag(cmd *cobra.Command, name string) string { return cmd.Flags().Lookup(name).Value.String() }
 func on(cmd *cobra.Command, name string) bool     { return flag(cmd, name) == "true" }
-
-func attemptFlag(cmd *cobra.Command) int {
-	f := cmd.Flags().Lookup("attempt")
-	if f == nil {
-		return 0
-	}
-	i, err := strconv.Atoi(f.Value.String())
-	if err != nil {
-		return 0 // the flag set parsed it
-	}
-	return i
-}
 
 func n(i int64) string { return strconv.FormatInt(i, 10) }
 

@@ -116,10 +116,11 @@ func (t Table) Write(w io.Writer) error {
 }
 
 // OneLine makes text that came from elsewhere safe to show in one cell of a
-// terminal: no control characters, so no escape sequences either.
+// terminal: no control characters, so no escape sequences either, and none that turn
+// the direction of what follows.
 func OneLine(s string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
+		if unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) {
 			return ' '
 		}
 		return r
