@@ -3,6 +3,8 @@ package mcphost_test
 import (
 	"bytes"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -58,6 +60,55 @@ func FuzzArguments(f *testing.F) {
 			if !utf8.ValidString(s) || strings.ContainsRune(s, 0) {
 				t.Errorf("Postgres cannot hold %q", s)
 			}
+		}
+	})
+}
+
+// FuzzReadTools: whatever a model asks of the read server, it is answered within the
+// bounds, and never with what lies outside.
+func FuzzReadTools(f *testing.F) {
+	outside, dir := f.TempDir(), f.TempDir()
+	for path, content := range map[string]string{
+		filepath.Join(outside, "secret"): "OUTSIDE", filepath.Join(dir, "file"): "inside\n",
+	} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			f.Fatal(err)
+		}
+	}
+	for link, target := range map[string]string{"out": outside, "up": "..", "root": "/", "self": "."} {
+		if err := os.Symlink(target, filepath.Join(dir, link)); err != nil {
+			f.Fatal(err)
+		}
+	}
+	tools := mcphost.ReadTools(f, dir)
+	f.Add(uint8(0), []byte(`{"path":"file","offset":1,"limit":1}`))
+	f.Add(uint8(1), []byte(`{"path":"up/`+filepath.Base(outside)+`"}`))
+	f.Add(uint8(2), []byte(`{"pattern":"**/{a,[!b]}?*","path":"self"}`))
+	f.Add(uint8(3), []byte(`{"pattern":"(?i)SIDE","glob":"*","path":"."}`))
+	f.Fuzz(func(t *testing.T, tool uint8, arguments []byte) {
+		text := tools(int(tool)%4, arguments)
+		if strings.Contains(text, "OUTSIDE") || len(text) > mcphost.MaxText+(32<<10) {
+			t.Errorf("%q gives %q", arguments, text)
+		}
+		if !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
+			t.Errorf("%q gives what nobody can keep: %q", arguments, text)
+		}
+	})
+}
+
+// FuzzGlob: a glob is refused, or matches in a time that its length bounds.
+func FuzzGlob(f *testing.F) {
+	f.Add("**/*.{go,[a-z]x}", "a/b.go")
+	f.Add("[!]]", "x")
+	f.Add(strings.Repeat("*a", 500), strings.Repeat("a", 1000))
+	f.Fuzz(func(t *testing.T, glob, name string) {
+		re, err := mcphost.Glob(glob)
+		if err != nil || strings.ContainsAny(name, "*?[]{},\\") || !utf8.ValidString(name) || name == "" {
+			return
+		}
+		re.MatchString(name)
+		if same, err := mcphost.Glob(name); len(name) <= 1024 && (err != nil || !same.MatchString(strings.TrimPrefix(name, "./"))) {
+			t.Errorf("%q does not match itself: %v", name, err)
 		}
 	})
 }

@@ -16,8 +16,12 @@ import (
 	"turnpike/internal/agent"
 )
 
-// ServerName is the name the turn's MCP configuration gives the server.
-const ServerName = "turnpike"
+// The names the turn's MCP configuration gives the servers: ServerName has the report
+// tool, ReadServerName the tools that read the workspace.
+const (
+	ServerName     = "turnpike"
+	ReadServerName = "turnpike-read"
+)
 
 // TokenEnv is the variable the bridge is given the turn's token in.
 const TokenEnv = "TURNPIKE_TOOL_TOKEN"
@@ -34,18 +38,21 @@ const (
 )
 
 const (
-	dirName    = "mcp"
+	reportDir  = "mcp"
+	readDir    = "mcp-read"
 	socketName = "tools.sock"
 )
 
-// Host serves the tools of one turn. Its methods may be called from many goroutines.
+// Host serves one server to one turn. Its methods may be called from many goroutines.
 type Host struct {
+	name   string
 	dir    string
 	bridge string
 	token  string
 
 	server   *mcp.Server
-	reported *reported
+	reported *reported    // nil for a server without the report tool
+	cleanUp  func() error // of what the tools use, once nothing is served any more
 	listener *net.UnixListener
 	served   sync.WaitGroup // the acceptor and every connection
 	stop     context.CancelFunc
@@ -55,48 +62,56 @@ type Host struct {
 	ended bool
 }
 
-// Start serves the tools of one turn until Close is called or ctx ends. The socket
-// is made in a new directory inside dir, which holds nothing else and is the only
-// part of dir the turn gets to see.
+// Start serves the report tool to one turn until Close is called or ctx ends. The
+// socket is made in a new directory inside dir, which holds nothing else and is the
+// only part of dir the turn gets to see.
 func Start(ctx context.Context, dir string, r Report) (*Host, error) {
 	server := mcp.NewServer(&mcp.Implementation{Name: ServerName, Version: "1"}, nil)
 	outcome, err := r.addTo(server)
 	if err != nil {
 		return nil, fmt.Errorf("serve the turn's tools: %w", err)
 	}
-	bridge, err := r.bridge()
-	if err != nil {
-		return nil, fmt.Errorf("find the tools' bridge: %w: %w", agent.ErrUnready, err)
+	h := &Host{name: ServerName, server: server, reported: outcome, cleanUp: func() error { return nil }}
+	if err := h.open(ctx, filepath.Join(dir, reportDir), r.Bridge); err != nil {
+		return nil, err
 	}
-	dir, err = filepath.Abs(dir)
+	return h, nil
+}
+
+// open makes the directory and its socket and serves until Close is called or ctx ends.
+func (h *Host) open(ctx context.Context, dir, bridge string) error {
+	bridge, err := bridgePath(bridge)
+	if err != nil {
+		return fmt.Errorf("find the tools' bridge: %w: %w", agent.ErrUnready, err)
+	}
+	parent, err := filepath.Abs(filepath.Dir(dir))
 	if err == nil {
-		dir, err = filepath.EvalSymlinks(dir)
+		parent, err = filepath.EvalSymlinks(parent)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("serve the turn's tools: %w: %w", agent.ErrUnready, err)
+		return fmt.Errorf("serve the turn's tools: %w: %w", agent.ErrUnready, err)
 	}
-	dir = filepath.Join(dir, dirName)
+	dir = filepath.Join(parent, filepath.Base(dir))
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("serve the turn's tools: %w: %w", agent.ErrUnready, err)
+		return fmt.Errorf("serve the turn's tools: %w: %w", agent.ErrUnready, err)
 	}
 	listener, err := listenIn(dir, socketName)
 	if err != nil {
-		return nil, fmt.Errorf("serve the turn's tools: %w: %w", agent.ErrUnready,
-			errors.Join(err, os.RemoveAll(dir)))
+		return fmt.Errorf("serve the turn's tools: %w: %w", agent.ErrUnready, errors.Join(err, os.RemoveAll(dir)))
 	}
-	ctx, stop := context.WithCancel(ctx)
-	h := &Host{
-		dir: dir, bridge: bridge, token: rand.Text(),
-		server: server, reported: outcome, listener: listener, stop: stop,
-		conns: map[net.Conn]struct{}{},
-	}
+	ctx, h.stop = context.WithCancel(ctx)
+	h.dir, h.bridge, h.token = dir, bridge, rand.Text()
+	h.listener, h.conns = listener, map[net.Conn]struct{}{}
 	h.served.Go(func() { h.accept(ctx) })
 	h.served.Go(func() {
 		<-ctx.Done()
 		h.hangUp()
 	})
-	return h, nil
+	return nil
 }
+
+// Name is the server's name in the turn's MCP configuration.
+func (h *Host) Name() string { return h.name }
 
 // Entry is how the turn's CLI reaches the server.
 func (h *Host) Entry() agent.MCPEntry {
@@ -118,15 +133,20 @@ func (h *Host) Mounts() []agent.Mount {
 }
 
 // Outcome is what the agent reported, and whether it did.
-func (h *Host) Outcome() (agent.Outcome, bool) { return h.reported.get() }
+func (h *Host) Outcome() (agent.Outcome, bool) {
+	if h.reported == nil {
+		return agent.Outcome{}, false
+	}
+	return h.reported.get()
+}
 
 // Close ends every connection, waits for what served them and removes the socket.
 // The outcome can still be read.
 func (h *Host) Close() error {
 	h.stop()
 	h.served.Wait()
-	if err := os.RemoveAll(h.dir); err != nil {
-		return fmt.Errorf("remove the tools' socket: %w", err)
+	if err := errors.Join(h.cleanUp(), os.RemoveAll(h.dir)); err != nil {
+		return fmt.Errorf("close the turn's tools: %w", err)
 	}
 	return nil
 }

@@ -97,15 +97,32 @@ func (r Report) addTo(server *mcp.Server) (*reported, error) {
 			err = kept.set(outcome)
 		}
 		if err != nil {
-			// A tool error, unlike a protocol error, is shown to the model, which
-			// can then call again and do better.
-			return &mcp.CallToolResult{IsError: true, Content: []mcp.Content{&mcp.TextContent{Text: err.Error()}}}, nil //nolint:nilerr // told in the result
+			return toolError(err), nil
 		}
 		return &mcp.CallToolResult{Content: []mcp.Content{
 			&mcp.TextContent{Text: fmt.Sprintf("Recorded %q. You can end the turn now.", outcome.Status)},
 		}}, nil
 	})
 	return kept, nil
+}
+
+// toolError is an error that, unlike one of the protocol, is shown to the model, which
+// can then call again and do better.
+func toolError(err error) *mcp.CallToolResult {
+	return &mcp.CallToolResult{IsError: true, Content: []mcp.Content{&mcp.TextContent{Text: err.Error()}}}
+}
+
+// decode reads the arguments of one call into in. Its errors are for the model to read.
+func decode(arguments json.RawMessage, in any) error {
+	d := json.NewDecoder(bytes.NewReader(arguments))
+	d.DisallowUnknownFields()
+	if err := d.Decode(in); err != nil {
+		return fmt.Errorf("the arguments cannot be read: %w", err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("the arguments cannot be read: there is something behind them")
+	}
+	return nil
 }
 
 // schema is what the model is told of the arguments. parse holds them to it.
@@ -149,13 +166,8 @@ func (r Report) parse(arguments json.RawMessage) (agent.Outcome, error) {
 			Tags []string `json:"tags"`
 		} `json:"work"`
 	}
-	d := json.NewDecoder(bytes.NewReader(arguments))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&in); err != nil {
-		return agent.Outcome{}, fmt.Errorf("the arguments cannot be read: %w", err)
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return agent.Outcome{}, errors.New("the arguments cannot be read: there is something behind them")
+	if err := decode(arguments, &in); err != nil {
+		return agent.Outcome{}, err
 	}
 	out := r.Default
 	out.Status, out.Note = in.Status, in.Note
@@ -212,9 +224,9 @@ func checkText(s string, most int) error {
 	return nil
 }
 
-// bridge is the executable as it is found on disk, links resolved.
-func (r Report) bridge() (string, error) {
-	path := r.Bridge
+// bridgePath is the bridge's executable as it is found on disk, links resolved. Empty
+// is this program's own.
+func bridgePath(path string) (string, error) {
 	if path == "" {
 		own, err := os.Executable()
 		if err != nil {
