@@ -33,6 +33,8 @@ func turnFlags(cmd *cobra.Command, stateDir, logLevel string) {
 	f.String("config", "", "settings file (YAML); a setting is named as its flag")
 	f.String("ceiling", "", "the ceiling file: the most a request may ask for (required)")
 	f.String("prices", "", "price file (YAML): what models cost, to estimate what an agent does not price")
+	f.String("skills-dir", "", "directory of the skills a ceiling may offer, each a directory by its name")
+	f.String("name-prefix", "", "put before a turn's name in the titles agents give their conversations")
 	f.String("state-dir", stateDir, "where sessions, spool and marks are kept; one worker at a time")
 	f.StringSlice("bin", nil, "an agent's executable, as NAME=PATH; repeat it for more")
 	f.Bool("keep-scratch", false, "keep scratch workspaces after their turns")
@@ -120,6 +122,15 @@ func setUp(cmd *cobra.Command, s *cli.Settings) (_ *bench, err error) {
 		Private:     state.Private(),
 		Confiner:    confine.Platform(confineOptions(s, state.Private())),
 		Logger:      log,
+		NamePrefix:  s.String("name-prefix"),
+		// The worker's own settings are no turn's, whatever a ceiling grants.
+		EnvironmentPrefix: "TURNPIKE_",
+	}
+	if dir := s.String("skills-dir"); dir != "" {
+		if !filepath.IsAbs(dir) {
+			return nil, cli.Usagef("skills-dir %q: want an absolute path, which is how a request grants it", dir)
+		}
+		r.Skills, r.SkillMountDirs = skillDir{dir}, []string{dir}
 	}
 	b := &bench{ceiling: ceiling, state: state, log: log}
 	b.turns = &worker.Turns{

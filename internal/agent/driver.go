@@ -94,6 +94,10 @@ type Launch struct {
 	WorkDir string
 	// MCP are all servers of the turn, the report tool's among them.
 	MCP map[string]MCPEntry
+	// Skills are the prepared directories of the profile's skills.
+	Skills []string
+	// Title is what the CLI may call the conversation.
+	Title string
 	// Root says whether the CLI will see itself as uid 0.
 	Root bool
 }

@@ -68,6 +68,13 @@ type Recorder interface {
 	Gone(ctx context.Context, what Identity) error
 }
 
+// SkillPreparer makes skills ready by their names, each a directory an agent loads as
+// a plugin. What it does not have, or what is no skill, it refuses with one of this
+// package's kinds.
+type SkillPreparer interface {
+	Prepare(ctx context.Context, names []string) (dirs []string, err error)
+}
+
 // Control is a running turn as its caller may steer it, beyond ending its context.
 type Control interface {
 	// Freeze stops the turn's processes and its clocks; Thaw lets both go on.

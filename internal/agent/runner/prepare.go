@@ -39,6 +39,7 @@ type turn struct {
 	made    bool // the directory was made for this turn, not given
 	marker  string
 	host    *mcphost.Host // nil when the agent may report nothing
+	read    *mcphost.Host // nil when it has other means to read
 	launch  agent.Launch
 	command *agent.Command
 
@@ -74,11 +75,13 @@ func (r *Runner) verify(req agent.Request) (*turn, error) {
 		return nil, err
 	}
 	name := req.Profile.AgentName()
-	if _, taken := req.Profile.MCP[mcphost.ServerName]; taken {
-		return nil, fmt.Errorf("%w: the MCP server name %q is the worker's own", agent.ErrNotGranted, mcphost.ServerName)
+	for _, own := range []string{mcphost.ServerName, mcphost.ReadServerName} {
+		if _, taken := req.Profile.MCP[own]; taken {
+			return nil, fmt.Errorf("%w: the MCP server name %q is the worker's own", agent.ErrNotGranted, own)
+		}
 	}
-	if len(req.Profile.Skills) > 0 {
-		return nil, fmt.Errorf("%w: this worker prepares no skills", agent.ErrUnsupported)
+	if err := r.able(req.Profile); err != nil {
+		return nil, err
 	}
 	bin, err := executable(r.bin(name))
 	if err != nil {
@@ -103,6 +106,20 @@ func (r *Runner) verify(req agent.Request) (*turn, error) {
 		c.System = append(c.System, runtime...)
 	}
 	return t, nil
+}
+
+// able refuses what the profile's agent, or this worker, does not have.
+func (r *Runner) able(p agent.Profile) error {
+	can := r.Drivers[p.AgentName()].Descriptor().Abilities
+	switch {
+	case len(p.Skills) > 0 && !can.Skills:
+		return fmt.Errorf("%w: the agent %s is given no skills; put their text into the system prompt", agent.ErrUnsupported, p.AgentName())
+	case len(p.Skills) > 0 && r.Skills == nil:
+		return fmt.Errorf("%w: this worker prepares no skills", agent.ErrUnsupported)
+	case p.Shell != "" && !can.Shell:
+		return fmt.Errorf("%w: the agent %s chooses its shell itself", agent.ErrUnsupported, p.AgentName())
+	}
+	return nil
 }
 
 // credential refuses a turn that its provider could only refuse: one without any of
@@ -205,7 +222,16 @@ func (t *turn) makeReady(ctx context.Context) error {
 		}
 		t.host = host
 	}
+	if t.req.ReadServer {
+		if err := t.serveWorkspace(ctx); err != nil {
+			return kind(err)
+		}
+	}
 	if err := t.prepareLaunch(); err != nil {
+		return err
+	}
+	var err error
+	if t.launch.Skills, err = t.skills(ctx); err != nil {
 		return err
 	}
 	// Before the driver writes: what it configures stands against any bundle.
@@ -239,6 +265,25 @@ func (t *turn) makeReady(ctx context.Context) error {
 	return nil
 }
 
+// serveWorkspace gives the agent the worker's tools that read the workspace.
+func (t *turn) serveWorkspace(ctx context.Context) (err error) {
+	dir, shown := t.workspace(), ""
+	if c := t.turn.Confinement; c != nil {
+		shown = c.WorkDir
+	} else if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		return err
+	} else {
+		shown = t.workspace()
+	}
+	t.read, err = mcphost.StartRead(context.WithoutCancel(ctx), t.dir.Run(), mcphost.Read{Dir: dir, Shown: shown})
+	return err
+}
+
+// servers are the worker's own, of which either may be missing.
+func (t *turn) servers() []*mcphost.Host {
+	return slices.DeleteFunc([]*mcphost.Host{t.host, t.read}, func(h *mcphost.Host) bool { return h == nil })
+}
+
 func (t *turn) openSession() (err error) {
 	if t.req.SessionDir == "" {
 		t.dir, err = t.r.create(t.req.Name)
@@ -259,19 +304,23 @@ func (t *turn) openSession() (err error) {
 }
 
 // prepareLaunch adds to the verified turn exactly what the worker itself brings:
-// the CLI's own home, a directory for temporary files and the report tool's server.
+// the CLI's own home, a directory for temporary files and the servers of the worker's own.
 func (t *turn) prepareLaunch() error {
 	mcp := maps.Clone(t.req.Profile.MCP)
 	own := []agent.Mount{
 		{Path: t.dir.Home(), Access: agent.ReadWrite},
 		{Path: t.dir.Tmp(), Access: agent.ReadWrite},
 	}
-	if t.host != nil {
+	for _, h := range t.servers() {
 		if mcp == nil {
 			mcp = map[string]agent.MCPEntry{}
 		}
-		mcp[mcphost.ServerName] = t.host.Entry()
-		own = append(own, t.host.Mounts()...)
+		mcp[h.Name()] = h.Entry()
+		for _, m := range h.Mounts() {
+			if !slices.Contains(own, m) { // they share their bridge
+				own = append(own, m)
+			}
+		}
 	}
 	workDir := t.workspace()
 	if c := t.turn.Confinement; c != nil {
@@ -283,9 +332,33 @@ func (t *turn) prepareLaunch() error {
 	t.launch = agent.Launch{
 		Request: t.req, Turn: t.turn, Bin: t.bin,
 		Home: t.dir.Home(), HomeInside: t.dir.Home(), WorkDir: workDir,
-		MCP: mcp, Root: os.Geteuid() == 0,
+		MCP: mcp, Title: t.r.NamePrefix + t.req.Name, Root: os.Geteuid() == 0,
 	}
 	return nil
+}
+
+// skills are the prepared directories of the profile's skills. Of a confined turn the
+// boundary saw to it that their mounts are granted.
+func (t *turn) skills(ctx context.Context) ([]string, error) {
+	if len(t.req.Profile.Skills) == 0 {
+		return nil, nil
+	}
+	dirs, err := t.r.Skills.Prepare(ctx, t.req.Profile.Skills)
+	if err != nil {
+		return nil, fmt.Errorf("prepare skills: %w", kind(err))
+	}
+	for i, dir := range dirs {
+		if dirs[i], err = filepath.EvalSymlinks(dir); err != nil {
+			return nil, fmt.Errorf("%w: prepare skills: %w", agent.ErrUnready, err)
+		}
+		if t.turn.Confinement != nil && !slices.ContainsFunc(t.r.SkillMountDirs, func(root string) bool {
+			actual, err := filepath.EvalSymlinks(root)
+			return err == nil && agent.Inside(dirs[i], actual)
+		}) {
+			return nil, fmt.Errorf("%w: a skill was prepared in %s, which is in none of the directories of skills", agent.ErrUnready, dir)
+		}
+	}
+	return dirs, nil
 }
 
 // workspace is the working directory on the host.
@@ -389,8 +462,8 @@ func (t *turn) exec(ctx context.Context) error {
 // abandon undoes what was made for a turn that was not started.
 func (t *turn) abandon() error {
 	var errs []error
-	if t.host != nil {
-		errs = append(errs, t.host.Close())
+	for _, h := range t.servers() {
+		errs = append(errs, h.Close())
 	}
 	for _, p := range []*pipe{&t.in, &t.out, &t.err} {
 		p.close()

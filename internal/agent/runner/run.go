@@ -321,8 +321,10 @@ func (u *running) result(ctx context.Context, gone bool) *agent.Result {
 	u.judge(res)
 	if u.host != nil {
 		res.Outcome, res.HasOutcome = u.host.Outcome()
-		if err := u.host.Close(); err != nil {
-			u.note("report tool: %v", err)
+	}
+	for _, h := range u.servers() {
+		if err := h.Close(); err != nil {
+			u.note("server %s: %v", h.Name(), err)
 		}
 	}
 	findings, whole := newFindings(u.before, takeInventory(u.workspace()))

@@ -36,6 +36,11 @@ type Runner struct {
 	SessionsDir string
 	// EnvironmentPrefix is removed from the host environment turns inherit.
 	EnvironmentPrefix string
+	// NamePrefix goes before a turn's name where it names something outside the
+	// worker: the title of a conversation.
+	NamePrefix string
+	// Skills makes the skills of a profile ready; nil has none.
+	Skills agent.SkillPreparer
 	// AddDirs are directories agents are told they may write. Each must be
 	// granted read-write.
 	AddDirs []string

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -475,6 +476,10 @@ func TestRunStartsNothing(t *testing.T) {
 			change: func(_ *runner.Runner, q *agent.Request) { q.Profile.Sandbox = agent.SandboxContainer }, want: agent.ErrUnsupported},
 		"in_a_sandbox": {
 			change: func(_ *runner.Runner, q *agent.Request) { q.Profile.Sandbox = agent.SandboxSbx }, want: agent.ErrUnsupported},
+		"with_skills_the_agent_is_not_given": {
+			change: func(r *runner.Runner, q *agent.Request) { r.Skills, q.Profile.Skills = skills{}, []string{"s"} }, want: agent.ErrUnsupported},
+		"with_a_shell_the_agent_does_not_take": {
+			change: func(_ *runner.Runner, q *agent.Request) { q.Profile.Shell = "/bin/bash" }, want: agent.ErrUnsupported},
 		"with_skills_nobody_prepares": {
 			change: func(_ *runner.Runner, q *agent.Request) { q.Profile.Skills = []string{"s"} }, want: agent.ErrUnsupported},
 		"with_a_server_of_the_workers_name": {
@@ -623,5 +628,39 @@ func TestRunFindsNewConfiguration(t *testing.T) {
 	want := []string{".claude/settings.json", ".envrc", "sub/.git", "sub/.git/hooks/post-commit", "sub/evil.pth"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Fatal(diff)
+	}
+}
+
+// skills prepares by looking up.
+type skills map[string]string
+
+func (s skills) Prepare(_ context.Context, names []string) (dirs []string, err error) {
+	for _, name := range names {
+		dir, ok := s[name]
+		if !ok {
+			return nil, fmt.Errorf("%w: skill %q", agent.ErrUnsupported, name)
+		}
+		dirs = append(dirs, dir)
+	}
+	return dirs, nil
+}
+
+func TestSkillsAndTitle(t *testing.T) {
+	t.Parallel()
+	prepared := t.TempDir()
+	var l agent.Launch
+	r := newRunner(t, driver{args: []string{"done"}, can: agent.Abilities{Skills: true, Shell: true}, launched: func(got agent.Launch) { l = got }})
+	r.NamePrefix, r.Skills = "acme: ", skills{"greet": prepared, "gone": filepath.Join(prepared, "gone")}
+	req := request(t)
+	req.Profile.Skills, req.Profile.Shell = []string{"greet"}, "/bin/bash"
+	run(t, r, req)
+	if l.Title != "acme: try it" || !slices.Equal(l.Skills, []string{prepared}) || !slices.Contains(l.Turn.Env, "SHELL=/bin/bash") {
+		t.Errorf("launched %q with %v and %v", l.Title, l.Skills, l.Turn.Env)
+	}
+	for name, want := range map[string]error{"unknown": agent.ErrUnsupported, "gone": agent.ErrUnready} {
+		req.Profile.Skills = []string{name}
+		if _, err := r.Run(t.Context(), req); !errors.Is(err, want) {
+			t.Errorf("skill %s: %v, want %v", name, err, want)
+		}
 	}
 }

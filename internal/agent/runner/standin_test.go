@@ -190,10 +190,11 @@ type driver struct {
 	launched func(agent.Launch)
 	command  error
 	supports map[agent.Placement]agent.ToolSupport
+	can      agent.Abilities
 }
 
 func (d driver) Descriptor() agent.Backend {
-	return agent.Backend{Name: agent.AgentClaude, WritableTools: d.supports}
+	return agent.Backend{Name: agent.AgentClaude, WritableTools: d.supports, Abilities: d.can}
 }
 
 func (d driver) Runtime(bin string) ([]agent.Mount, error) {

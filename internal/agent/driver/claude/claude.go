@@ -48,6 +48,8 @@ func (Driver) Descriptor() agent.Backend {
 			Pricing: agent.PricingEnd,
 			Resume:  true,
 			Efforts: efforts,
+			Shell:   true,
+			Skills:  true,
 			MCP:     []string{"stdio", "http"},
 			Tested:  agent.Releases{First: "2.1.332", Last: "2.1.332"},
 		},

@@ -27,7 +27,11 @@ const maxPrompt = 10_000_000
 // sessions of the same user.
 var beyond = []string{"ScheduleWakeup", "ListAgents", "SendMessage"}
 
+// skillTool is the CLI's tool that loads a skill.
+const skillTool = "Skill"
+
 var (
+	shells         = []string{"bash", "zsh"}
 	efforts        = []string{"low", "medium", "high", "xhigh", "max"}
 	toolName       = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]{0,127}$`)
 	modelName      = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@\[\]-]{0,255}$`)
@@ -62,8 +66,12 @@ func supported(l agent.Launch) error {
 		return refuse("it does not start without a prompt")
 	case p.Sandbox == agent.SandboxClaude:
 		return refuse("its own sandbox is not driven; confine the turn instead (sandbox %q with confine)", agent.SandboxNone)
-	case len(p.Skills) > 0:
-		return refuse("skills are not driven; put their text into the system prompt")
+	case len(p.Skills) != len(l.Skills):
+		return refuse("%d of %d skills are prepared", len(l.Skills), len(p.Skills))
+	case len(l.Skills) > 0 && (l.Turn.Tools != nil && !slices.Contains(l.Turn.Tools, skillTool) || slices.Contains(p.DisallowedTools, skillTool)):
+		return refuse("skills are loaded by the tool %s, which the turn does not have", skillTool)
+	case p.Shell != "" && !slices.Contains(shells, path.Base(p.Shell)):
+		return refuse("shell %q: it knows %s", p.Shell, strings.Join(shells, ", "))
 	case p.Effort != "" && !slices.Contains(efforts, p.Effort):
 		return refuse("effort %q: it knows %s", p.Effort, strings.Join(efforts, ", "))
 	case p.MaxTurns < 0:
@@ -91,10 +99,23 @@ func arguments(l agent.Launch) ([]string, error) {
 	args := []string{
 		"-p", "--verbose", "--output-format=stream-json",
 		"--permission-mode=bypassPermissions",
-		"--setting-sources=", "--disable-slash-commands",
+		"--setting-sources=",
 		"--strict-mcp-config", "--mcp-config=" + path.Join(l.HomeInside, mcpFile),
 	}
 	option := func(name, value string) { args = append(args, "--"+name+"="+value) }
+	if len(l.Skills) == 0 {
+		args = append(args, "--disable-slash-commands")
+	} else {
+		// A skill brings text and files. What it would have run as it is loaded the
+		// turn may not have been granted.
+		option("settings", `{"disableSkillShellExecution":true,"disableAllHooks":true}`)
+	}
+	for _, dir := range l.Skills {
+		option("plugin-dir", dir)
+	}
+	if l.Title != "" {
+		option("name", l.Title)
+	}
 	if p.Model != "" {
 		option("model", p.Model)
 	}
@@ -155,6 +176,13 @@ func (d Driver) environment(l agent.Launch) []string {
 		"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS=1",
 		"CLAUDE_CODE_DISABLE_CRON=1",
 		"CLAUDE_CODE_DISABLE_AUTO_MEMORY=1",
+	}
+	if len(l.Skills) > 0 {
+		// The skills that come with the CLI were not asked for.
+		env = append(env, "CLAUDE_CODE_DISABLE_BUNDLED_SKILLS=1", "CLAUDE_CODE_SKIP_PLUGIN_MCP_SERVERS=1")
+	}
+	if shell := l.Request.Profile.Shell; shell != "" {
+		env = append(env, "CLAUDE_CODE_SHELL="+shell)
 	}
 	if readsFiles(l.Turn) {
 		env = append(env, "CLAUDE_CODE_ADDITIONAL_DIRECTORIES_CLAUDE_MD=1")

@@ -165,28 +165,35 @@ func TestRefusals(t *testing.T) {
 		kind   error
 		says   string
 	}{
-		"a prompt over 10 MB":     {func(l *agent.Launch) { l.Request.Prompt = strings.Repeat("x", 10_000_001) }, agent.ErrUnsupported, "10000001"},
-		"an empty prompt":         {func(l *agent.Launch) { l.Request.Prompt = " \n" }, agent.ErrUnsupported, "prompt"},
-		"its own sandbox":         {func(l *agent.Launch) { l.Request.Profile.Sandbox = agent.SandboxClaude }, agent.ErrUnsupported, "confine"},
-		"skills":                  {func(l *agent.Launch) { l.Request.Profile.Skills = []string{"x"} }, agent.ErrUnsupported, "skills"},
-		"an unknown effort":       {func(l *agent.Launch) { l.Request.Profile.Effort = "huge" }, agent.ErrUnsupported, "xhigh"},
-		"turns below zero":        {func(l *agent.Launch) { l.Request.Profile.MaxTurns = -1 }, agent.ErrUnsupported, "-1"},
-		"part of a tool":          {func(l *agent.Launch) { l.Turn.Tools = []string{"Bash(git *)"} }, agent.ErrUnsupported, "Bash(git *)"},
-		"not part of a tool":      {func(l *agent.Launch) { l.Request.Profile.DisallowedTools = []string{"Bash(rm *)"} }, agent.ErrUnsupported, "Bash(rm *)"},
-		"an option for a model":   {func(l *agent.Launch) { l.Request.Profile.Model = "--settings=x" }, agent.ErrUnsupported, "model"},
-		"models for a fallback":   {func(l *agent.Launch) { l.Request.Profile.Fallback = &agent.Profile{Model: "a,b"} }, agent.ErrUnsupported, "a,b"},
-		"a name of a session":     {func(l *agent.Launch) { l.Request.ResumeID = "my session" }, agent.ErrUnsupported, "UUID"},
-		"a relative directory":    {func(l *agent.Launch) { l.Turn.WriteDirs = []string{"x"} }, agent.ErrUnsupported, "absolute"},
-		"a server's odd name":     {func(l *agent.Launch) { l.MCP = map[string]agent.MCPEntry{"a b": {Command: "x"}} }, agent.ErrUnsupported, "name"},
-		"a server without a way":  {mcp(agent.MCPEntry{}), agent.ErrUnsupported, "neither"},
-		"a server with two ways":  {mcp(agent.MCPEntry{Command: "x", URL: "http://x"}), agent.ErrUnsupported, "neither"},
-		"a server over sse":       {mcp(agent.MCPEntry{Type: "sse", URL: "http://x"}), agent.ErrUnsupported, "neither"},
-		"a key in a header":       {mcp(agent.MCPEntry{URL: "http://x", Headers: map[string]string{"X": "${ANTHROPIC_API_KEY}"}}), agent.ErrNotGranted, "a header"},
-		"a key in a URL":          {mcp(agent.MCPEntry{URL: "http://x/${ANTHROPIC_API_KEY}"}), agent.ErrNotGranted, "its URL"},
-		"a key in an argument":    {mcp(agent.MCPEntry{Command: "x", Args: []string{"${K}"}}), agent.ErrNotGranted, "an argument"},
-		"a key in an environment": {mcp(agent.MCPEntry{Command: "x", Env: map[string]string{"A": "${K}"}}), agent.ErrNotGranted, "its environment"},
-		"a token it has not":      {mcp(agent.MCPEntry{URL: "http://x", BearerTokenEnv: "TOKEN"}), agent.ErrNotGranted, "TOKEN"},
-		"a token that is no name": {mcp(agent.MCPEntry{URL: "http://x", BearerTokenEnv: "A}${B"}), agent.ErrUnsupported, "no variable"},
+		"a prompt over 10 MB":    {func(l *agent.Launch) { l.Request.Prompt = strings.Repeat("x", 10_000_001) }, agent.ErrUnsupported, "10000001"},
+		"an empty prompt":        {func(l *agent.Launch) { l.Request.Prompt = " \n" }, agent.ErrUnsupported, "prompt"},
+		"its own sandbox":        {func(l *agent.Launch) { l.Request.Profile.Sandbox = agent.SandboxClaude }, agent.ErrUnsupported, "confine"},
+		"skills nobody prepared": {func(l *agent.Launch) { l.Request.Profile.Skills = []string{"x"} }, agent.ErrUnsupported, "skills"},
+		"skills without the tool": {func(l *agent.Launch) {
+			l.Request.Profile.Skills, l.Skills, l.Turn.Tools = []string{"x"}, []string{"/x"}, []string{"Read"}
+		}, agent.ErrUnsupported, "Skill"},
+		"skills with the tool disallowed": {func(l *agent.Launch) {
+			l.Request.Profile.Skills, l.Skills, l.Request.Profile.DisallowedTools = []string{"x"}, []string{"/x"}, []string{"Skill"}
+		}, agent.ErrUnsupported, "Skill"},
+		"a shell it does not know": {func(l *agent.Launch) { l.Request.Profile.Shell = "/usr/bin/fish" }, agent.ErrUnsupported, "bash, zsh"},
+		"an unknown effort":        {func(l *agent.Launch) { l.Request.Profile.Effort = "huge" }, agent.ErrUnsupported, "xhigh"},
+		"turns below zero":         {func(l *agent.Launch) { l.Request.Profile.MaxTurns = -1 }, agent.ErrUnsupported, "-1"},
+		"part of a tool":           {func(l *agent.Launch) { l.Turn.Tools = []string{"Bash(git *)"} }, agent.ErrUnsupported, "Bash(git *)"},
+		"not part of a tool":       {func(l *agent.Launch) { l.Request.Profile.DisallowedTools = []string{"Bash(rm *)"} }, agent.ErrUnsupported, "Bash(rm *)"},
+		"an option for a model":    {func(l *agent.Launch) { l.Request.Profile.Model = "--settings=x" }, agent.ErrUnsupported, "model"},
+		"models for a fallback":    {func(l *agent.Launch) { l.Request.Profile.Fallback = &agent.Profile{Model: "a,b"} }, agent.ErrUnsupported, "a,b"},
+		"a name of a session":      {func(l *agent.Launch) { l.Request.ResumeID = "my session" }, agent.ErrUnsupported, "UUID"},
+		"a relative directory":     {func(l *agent.Launch) { l.Turn.WriteDirs = []string{"x"} }, agent.ErrUnsupported, "absolute"},
+		"a server's odd name":      {func(l *agent.Launch) { l.MCP = map[string]agent.MCPEntry{"a b": {Command: "x"}} }, agent.ErrUnsupported, "name"},
+		"a server without a way":   {mcp(agent.MCPEntry{}), agent.ErrUnsupported, "neither"},
+		"a server with two ways":   {mcp(agent.MCPEntry{Command: "x", URL: "http://x"}), agent.ErrUnsupported, "neither"},
+		"a server over sse":        {mcp(agent.MCPEntry{Type: "sse", URL: "http://x"}), agent.ErrUnsupported, "neither"},
+		"a key in a header":        {mcp(agent.MCPEntry{URL: "http://x", Headers: map[string]string{"X": "${ANTHROPIC_API_KEY}"}}), agent.ErrNotGranted, "a header"},
+		"a key in a URL":           {mcp(agent.MCPEntry{URL: "http://x/${ANTHROPIC_API_KEY}"}), agent.ErrNotGranted, "its URL"},
+		"a key in an argument":     {mcp(agent.MCPEntry{Command: "x", Args: []string{"${K}"}}), agent.ErrNotGranted, "an argument"},
+		"a key in an environment":  {mcp(agent.MCPEntry{Command: "x", Env: map[string]string{"A": "${K}"}}), agent.ErrNotGranted, "its environment"},
+		"a token it has not":       {mcp(agent.MCPEntry{URL: "http://x", BearerTokenEnv: "TOKEN"}), agent.ErrNotGranted, "TOKEN"},
+		"a token that is no name":  {mcp(agent.MCPEntry{URL: "http://x", BearerTokenEnv: "A}${B"}), agent.ErrUnsupported, "no variable"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -100,6 +100,8 @@ func Exercise(t *testing.T, s Subject) {
 		{"takes a prompt longer than an argument may be", longPrompt},
 		{"asks for the effort", effort},
 		{"offers only the tools of the turn", toolList},
+		{"runs commands in the shell of the profile", shell},
+		{"loads the skills of the turn and runs nothing of them", skills},
 		{"stops at the limit of turns", maxTurns},
 		{"continues a conversation and tells of this run alone", resume},
 		{"does not know a conversation that never was", resumeUnknown},

@@ -103,6 +103,9 @@ func arguments(l agent.Launch) []string {
 	if p.Effort != "" {
 		args = append(args, "--thinking", p.Effort)
 	}
+	if l.Title != "" && !strings.HasPrefix(l.Title, "-") { // or it would pass for an option
+		args = append(args, "--name", l.Title)
+	}
 	if !readsFiles(l.Turn) {
 		args = append(args, "--no-context-files")
 	}
@@ -170,7 +173,7 @@ func readsFiles(t *agent.Turn) bool { return t.Tools == nil || slices.Contains(t
 // turn left in their places.
 func (d Driver) configure(l agent.Launch, mcp any) error {
 	for name, content := range map[string]any{
-		settingsFile: d.settings(),
+		settingsFile: d.settings(l.Request.Profile.Shell),
 		modelsFile:   d.models(),
 		serversFile:  mcp,
 	} {
@@ -201,8 +204,8 @@ func write(l agent.Launch, name string, data []byte) error {
 type object = map[string]any
 
 // settings are the user's, who has none of the turn's secrets to tell.
-func (d Driver) settings() any {
-	return object{
+func (d Driver) settings(shell string) any {
+	settings := object{
 		"retry": object{
 			"enabled": d.retries() > 0, "maxRetries": d.retries(), "baseDelayMs": 2000, "maxAgentDelayMs": 30_000,
 			// The retries beneath those would not be told of.
@@ -214,6 +217,10 @@ func (d Driver) settings() any {
 		"enableInstallTelemetry": false,
 		"enableAnalytics":        false,
 	}
+	if shell != "" {
+		settings["shellPath"] = shell
+	}
+	return settings
 }
 
 func (d Driver) models() any {
