@@ -1,4 +1,9 @@
 package store
 
-// Choose is the statement behind Select, for EXPLAIN.
-const Choose = choose
+// The statements behind Select, Claim and Beat, for tests that ask the server how it
+// carries them out.
+const (
+	ChooseSQL = choose
+	ClaimSQL  = claim
+	BeatSQL   = beat
+)

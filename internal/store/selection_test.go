@@ -177,7 +177,7 @@ func TestSelect(t *testing.T) {
 			}
 		}
 		d.sql(`ANALYZE turnpike.queue`)
-		rows, err := d.pool.Query(t.Context(), "EXPLAIN "+store.Choose, pgx.NamedArgs{"lane": lane.String(), "window": 128, "most": 50})
+		rows, err := d.pool.Query(t.Context(), "EXPLAIN "+store.ChooseSQL, pgx.NamedArgs{"lane": lane.String(), "window": 128, "most": 50})
 		if err != nil {
 			t.Fatal(err)
 		}
