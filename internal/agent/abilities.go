@@ -7,13 +7,12 @@ import (
 	"strconv"
 )
 
-// Abilities are what an agent can do under its driver. What it cannot, the driver
-// refuses; docs/agents.md is written from them.
+// Abilities are what an agent can do under its driver; what it cannot is refused.
+// docs/agents.md is written from them. Whether a conversation can be continued is
+// said by the driver's being a Conversations.
 type Abilities struct {
 	// Pricing says when the agent tells what a turn costs.
 	Pricing Pricing
-	// Resume says that a conversation can be continued by its id.
-	Resume bool
 	// Efforts are the values of Profile.Effort; nil is none.
 	Efforts []string
 	// Shell says that the agent's tools use Profile.Shell.

@@ -46,7 +46,6 @@ func (Driver) Descriptor() agent.Backend {
 		WritableTools: tools,
 		Abilities: agent.Abilities{
 			Pricing: agent.PricingEnd,
-			Resume:  true,
 			Efforts: efforts,
 			Shell:   true,
 			Skills:  true,

@@ -57,7 +57,6 @@ func (Driver) Descriptor() agent.Backend {
 		WritableTools: tools,
 		Abilities: agent.Abilities{
 			Pricing: agent.PricingNever,
-			Resume:  true,
 			Efforts: efforts,
 			MCP:     []string{"stdio", "http"},
 			Tested:  agent.Releases{First: "0.171.0", Last: "0.171.0"},

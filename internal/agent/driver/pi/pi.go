@@ -95,7 +95,6 @@ func (d Driver) Descriptor() agent.Backend {
 		WritableTools: tools,
 		Abilities: agent.Abilities{
 			Pricing: agent.PricingStep,
-			Resume:  true,
 			Efforts: efforts,
 			Shell:   true,
 			MCP:     []string{"stdio", "http"},
