@@ -52,8 +52,13 @@ func TestOutage(t *testing.T) {
 		}
 	})
 	t.Run("a lock that is not let go", func(t *testing.T) {
-		d := open(t, func(c *store.Config) { c.CallTimeout = 300 * time.Millisecond })
+		d := open(t)
 		id := d.enqueue()
+		hasty, err := store.Open(t.Context(), store.Config{DSN: d.env.DSN(), CallTimeout: 500 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer hasty.Close()
 		tx, err := d.pool.Begin(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -62,7 +67,7 @@ func TestOutage(t *testing.T) {
 		if _, err := tx.Exec(t.Context(), `SELECT FROM turnpike.queue WHERE job_id = $1 FOR UPDATE`, string(id)); err != nil {
 			t.Fatal(err)
 		}
-		_, err = d.Cancel(t.Context(), id, "me", "")
+		_, err = hasty.Cancel(t.Context(), id, "me", "")
 		wantIs(t, err, job.ErrUnavailable)
 	})
 	t.Run("the session is ended by the server", func(t *testing.T) {
