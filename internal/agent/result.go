@@ -121,3 +121,9 @@ type Result struct {
 	WorkDir  string    `json:"work_dir,omitempty"`
 	Findings []Finding `json:"findings,omitempty"`
 }
+
+// SessionLimited says whether the turn failed because its account's usage or session
+// limit is reached: the same turn would fail again until RateLimit.ResetsAt.
+func (r *Result) SessionLimited() bool {
+	return r.IsError && (r.Failure == FailureLimited || r.Failure == "" && r.RateLimit.Blocking())
+}

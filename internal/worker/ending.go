@@ -72,7 +72,7 @@ func Ended(res *agent.Result, err, cause error) (job.Ending, string) {
 	if ending, ok := failures[res.Failure]; ok && res.IsError {
 		return ending, reasonOf(res)
 	}
-	if res.IsError && res.RateLimit.Blocking() {
+	if res.SessionLimited() {
 		return job.EndLimited, reasonOf(res)
 	}
 	if res.IsError {

@@ -56,6 +56,10 @@ type mapping struct {
 // checked.
 func (t mapping) agentRequest() (agent.Request, []string, error) {
 	r, added := t.request, []string{"session directory"}
+	profile, err := t.agentProfile(t.profile)
+	if err != nil {
+		return agent.Request{}, nil, err
+	}
 	grants, err := t.grants()
 	if err != nil {
 		return agent.Request{}, nil, err
@@ -77,7 +81,7 @@ func (t mapping) agentRequest() (agent.Request, []string, error) {
 	}
 	return agent.Request{
 		Name:             t.name,
-		Profile:          t.agentProfile(t.profile),
+		Profile:          profile,
 		ValidOutcomes:    r.ValidOutcomes, // nil and empty differ
 		HostMCP:          host,
 		ContainerEnv:     maps.Clone(r.ContainerEnv),
@@ -97,10 +101,24 @@ func (t mapping) agentRequest() (agent.Request, []string, error) {
 
 // agentProfile maps a profile. Its fallback is left out: it is the queue's to run,
 // as another attempt.
-func (t mapping) agentProfile(p job.Profile) agent.Profile {
-	mcp := make(map[string]agent.MCPEntry, len(p.MCP))
+func (t mapping) agentProfile(p job.Profile) (agent.Profile, error) {
+	configured := make(map[string]agent.MCPEntry, len(p.MCP))
 	for name, e := range p.MCP {
-		mcp[name] = t.mcpEntry(e, p)
+		configured[name] = mcpEntry(e)
+	}
+	// Only what the producer wrote down itself may be referred to, and only there.
+	mcp, err := agent.MCPEntries(configured, func(name string) (string, bool) {
+		if v, ok := t.request.Env[name]; ok {
+			return v, true
+		}
+		v, ok := p.Env[name]
+		return v, ok
+	})
+	if err != nil {
+		return agent.Profile{}, fmt.Errorf("profile.mcp: %w", err)
+	}
+	for name, e := range mcp {
+		mcp[name] = t.ownersCommand(e, p)
 	}
 	out := agent.Profile{
 		Name: p.Name, Agent: agentName(p.Agent), Model: p.Model, Effort: p.Effort,
@@ -121,19 +139,23 @@ func (t mapping) agentProfile(p job.Profile) agent.Profile {
 	if p.Dagger != nil {
 		out.Dagger = &agent.Dagger{Engine: p.Dagger.Engine, Version: p.Dagger.Version}
 	}
-	return out
+	return out, nil
 }
 
-func (t mapping) mcpEntry(e job.MCPEntry, p job.Profile) agent.MCPEntry {
-	out := agent.MCPEntry{
+func mcpEntry(e job.MCPEntry) agent.MCPEntry {
+	return agent.MCPEntry{
 		Type: e.Type, Command: e.Command, Args: slices.Clone(e.Args), Env: maps.Clone(e.Env),
 		URL: e.URL, Headers: maps.Clone(e.Headers), EnvVars: slices.Clone(e.EnvVars), BearerTokenEnv: e.BearerTokenEnv,
 	}
+}
+
+// ownersCommand is what a name of the ceiling's stands for on the host.
+func (t mapping) ownersCommand(e agent.MCPEntry, p job.Profile) agent.MCPEntry {
 	placement := agent.Placement{Sandbox: p.Sandbox, Confine: p.Confine}
 	if cmd, ok := t.ceiling.MCP.Commands[e.Command]; ok && (p.Sandbox == "" || placement.Host()) {
-		out.Command, out.Args = cmd.Path, slices.Concat(cmd.Args, e.Args)
+		e.Command, e.Args = cmd.Path, slices.Concat(cmd.Args, e.Args)
 	}
-	return out
+	return e
 }
 
 // grants maps the grants, with workspace: paths expanded.
