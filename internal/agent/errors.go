@@ -18,4 +18,6 @@ var (
 	// ErrUnready says that the worker could not make the turn ready: a disk is
 	// full, a binary is missing, an engine is down. Another worker may.
 	ErrUnready = errors.New("not ready")
+	// ErrNoCapacity says that no profile of a chain of fallbacks has capacity now.
+	ErrNoCapacity = errors.New("no capacity")
 )

@@ -25,6 +25,9 @@ type Request struct {
 	// VCSContainerPath are directories put in front of the image's PATH, only
 	// when the profile allows version control.
 	VCSContainerPath []string
+	// ReadServer gives the agent the worker's own tools that read the workspace, as
+	// a read-only turn needs whose agent has none (RestrictedCapabilities).
+	ReadServer bool
 	// SystemPrompt is appended to the agent's own.
 	SystemPrompt string
 	Prompt       string

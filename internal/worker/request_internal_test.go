@@ -21,7 +21,8 @@ import (
 
 // owned are the fields that are not the producer's to fill.
 var owned = map[string]string{
-	"Profile.Fallback": "the queue runs it, as another attempt",
+	"Profile.Fallback":   "the queue runs it, as another attempt",
+	"Request.ReadServer": "restricted turns only",
 }
 
 // full is a request that sets every field there is.

@@ -99,6 +99,18 @@ func Write(name, content string) Step {
 // quote makes text one word of a shell's command.
 func quote(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }
 
+// MCP answers with a call of the tool of that name, whichever server offers it. Where
+// tools must be searched for, it searches first. Without such a tool it ends the turn
+// with a text that says so.
+func MCP(name string, args any) Step {
+	return Func(func(r *Request) Step {
+		if tool, ok := r.ToolWithSuffix("_" + name); ok { // the server's name goes before
+			return Call(tool.Name, args)
+		}
+		return lookFor(r, name, Text("There is no tool "+name+"."))
+	})
+}
+
 // Report answers with a call of whichever offered tool reports the outcome,
 // with the first status it allows. Where tools must be searched for, it searches
 // first. Without such a tool it ends the turn with a text that says so.

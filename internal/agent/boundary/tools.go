@@ -58,11 +58,19 @@ func tools(req agent.Request, backend agent.Backend) ([]string, error) {
 	builtin = slices.DeleteFunc(builtin, func(name string) bool { return slices.Contains(p.DisallowedTools, name) })
 
 	if builtin != nil || len(p.DisallowedTools) > 0 {
-		if s := backend.WritableTools[p.Placement()]; !s.Supported {
+		if s := backend.WritableTools[p.Placement()]; !s.Supported && !readOnly(req, backend, builtin) {
 			return nil, unsupported("the agent %q cannot be held to a list of tools in placement %q%s", p.AgentName(), p.Placement(), remedy(s))
 		}
 	}
 	return builtin, nil
+}
+
+// readOnly says whether the turn is one that an agent which cannot be held to a list
+// of tools can still be held to: it writes nowhere and has no built-in tool at all.
+func readOnly(req agent.Request, backend agent.Backend, builtin []string) bool {
+	writes := slices.ContainsFunc(req.Grants.Mounts, func(m agent.Mount) bool { return m.Access != agent.ReadOnly })
+	able := backend.Restricted != nil && backend.Restricted.Supported
+	return able && !writes && builtin != nil && len(builtin) == 0 && len(req.Profile.DisallowedTools) == 0
 }
 
 func remedy(s agent.ToolSupport) string {

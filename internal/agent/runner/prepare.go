@@ -266,14 +266,17 @@ func (t *turn) makeReady(ctx context.Context) error {
 }
 
 // serveWorkspace gives the agent the worker's tools that read the workspace.
-func (t *turn) serveWorkspace(ctx context.Context) (err error) {
-	dir, shown := t.workspace(), ""
+func (t *turn) serveWorkspace(ctx context.Context) error {
+	shown := t.workspace()
 	if c := t.turn.Confinement; c != nil {
 		shown = c.WorkDir
-	} else if dir, err = filepath.EvalSymlinks(dir); err != nil {
+	}
+	dir, err := filepath.EvalSymlinks(t.workspace())
+	if err != nil {
 		return err
-	} else {
-		shown = t.workspace()
+	}
+	if c := t.turn.Confinement; c != nil && dir != c.Workspace {
+		return fmt.Errorf("%w: the workspace is now %s", agent.ErrPolicyChanged, dir)
 	}
 	t.read, err = mcphost.StartRead(context.WithoutCancel(ctx), t.dir.Run(), mcphost.Read{Dir: dir, Shown: shown})
 	return err
