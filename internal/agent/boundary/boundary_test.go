@@ -386,6 +386,41 @@ func TestVerifyEnvironment(t *testing.T) {
 	})
 }
 
+// TestVerifyReadOnly: an agent that cannot be held to a list of tools can be held to
+// none at all, in a turn that writes nowhere.
+func TestVerifyReadOnly(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		able    *agent.RestrictedCapabilities
+		access  agent.Access
+		granted []string
+		want    bool
+	}{
+		"no_tools_and_no_writable_mount": {&agent.RestrictedCapabilities{Supported: true}, agent.ReadOnly, nil, true},
+		"a_writable_mount":               {&agent.RestrictedCapabilities{Supported: true}, agent.ReadWrite, nil, false},
+		"a_tool":                         {&agent.RestrictedCapabilities{Supported: true}, agent.ReadOnly, []string{"Read"}, false},
+		"an_agent_that_cannot":           {&agent.RestrictedCapabilities{}, agent.ReadOnly, nil, false},
+		"an_agent_that_does_not_say":     {nil, agent.ReadOnly, nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.boundary.Backends = func(string) (agent.Backend, bool) { return agent.Backend{Restricted: test.able}, true }
+			w.request.Grants.Tools = test.granted
+			for i := range w.request.Grants.Mounts {
+				w.request.Grants.Mounts[i].Access = test.access
+			}
+			turn, err := w.boundary.Verify(w.request)
+			if test.want != (err == nil) || err != nil && !errors.Is(err, agent.ErrUnsupported) {
+				t.Fatalf("%+v, %v", turn, err)
+			}
+			if err == nil && (turn.Tools == nil || len(turn.Tools) > 0) {
+				t.Errorf("tools %v", turn.Tools)
+			}
+		})
+	}
+}
+
 func TestVerifyTools(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
