@@ -10,7 +10,8 @@ LDFLAGS  = -s -w -X $(INFO).Version=$(VERSION) -X $(INFO).Commit=$(COMMIT)
 
 # Suites that need more than the Go toolchain: the engine (Postgres and NATS in containers), Postgres binaries, the agent
 # CLIs, or the right to make namespaces. `make test` runs them with all the others, `make test-unit` leaves them out.
-REAL := testenv store devpg agent/confine agent/runner agent/driver/claude agent/agenttest e2e
+REAL := testenv store devpg agent/confine agent/runner agent/driver/claude agent/driver/codex agent/driver/opencode \
+	agent/driver/pi agent/killtest agent/agenttest e2e
 
 .PHONY: help
 help: ## Print this
@@ -45,6 +46,16 @@ test: deps ## Run every test, on real parts; ARGS adds flags or packages
 .PHONY: test-unit
 test-unit: ## Run the tests that need neither engine nor agent CLI
 	@go test $$(go list ./... | grep -v $(foreach s,$(REAL),-e '^turnpike/internal/$(s)$$'))
+
+.PHONY: test-kill
+test-kill: ## Kill each of the real agents 50 times at random moments; KILLS and SEED choose
+	@scripts/agents.sh >/dev/null
+	@go test -race -timeout 120m -count 1 -v -run '^TestKills$$' ./internal/agent/killtest \
+		-kills $(or $(KILLS),50) -seed $(or $(SEED),0)
+
+.PHONY: fuzz
+fuzz: ## Run every fuzz target, one after the other, for FUZZTIME in all (10m)
+	@scripts/fuzz.sh $(FUZZTIME)
 
 .PHONY: lint
 lint: ## Check formatting, vet, the import map and golangci-lint

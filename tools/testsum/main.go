@@ -1,9 +1,10 @@
 // Command testsum reads the output of `go test -json`, shows what a person wants to
 // see of it, and decides whether the run counts. A run in which a suite did not run is
 // a failed one, whatever go test says: testsum fails when one of the packages named as
-// arguments passed no test, and, with -no-skips, when any test was skipped.
+// arguments passed no test, or one of the tests named did not pass, and, with -no-skips,
+// when any test was skipped.
 //
-//	go test -json ./... | testsum [-no-skips] PACKAGE...
+//	go test -json ./... | testsum [-no-skips] PACKAGE|PACKAGE:TEST...
 package main
 
 import (
@@ -51,13 +52,14 @@ type run struct {
 	to     io.Writer
 	output map[key][]string
 	passed map[string]int // tests, by package
+	tests  map[key]bool   // that passed
 	failed []key
 	skips  []key
 	broken bool // something failed to build
 }
 
 func newRun(to io.Writer) *run {
-	return &run{to: to, output: make(map[key][]string), passed: make(map[string]int)}
+	return &run{to: to, output: make(map[key][]string), passed: make(map[string]int), tests: make(map[key]bool)}
 }
 
 func (r *run) read(from io.Reader) error {
@@ -103,6 +105,7 @@ func (r *run) endTest(at key, action string) {
 	switch action {
 	case "pass":
 		r.passed[at.pkg]++
+		r.tests[at] = true
 		delete(r.output, at)
 	case "fail":
 		r.failed = append(r.failed, at)
@@ -158,9 +161,10 @@ func (r *run) verdict(must []string, noSkips bool) error {
 		fmt.Fprintf(r.to, "  skipped  %s %s\n", at.pkg, at.test)
 	}
 	var idle []string
-	for _, pkg := range must {
-		if r.passed[pkg] == 0 {
-			idle = append(idle, pkg)
+	for _, suite := range must {
+		pkg, test, one := strings.Cut(suite, ":")
+		if one && !r.tests[key{pkg, test}] || r.passed[pkg] == 0 {
+			idle = append(idle, suite)
 		}
 	}
 	switch {

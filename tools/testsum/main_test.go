@@ -41,6 +41,8 @@ func TestVerdict(t *testing.T) {
 		"a suite that was not there": {
 			events: passA, must: []string{"a", "e2e"}, err: "did not run: e2e",
 		},
+		"a test that was there":     {events: passA, must: []string{"a:T"}},
+		"a test that was not there": {events: passA, must: []string{"a:T", "a:T/codex"}, err: "did not run: a:T/codex"},
 		"a suite of skips alone":    {events: passA + skipC, must: []string{"a", "c"}, err: "did not run: c"},
 		"a skip where none may be":  {events: passA + skipC, noSkips: true, err: "skipped", shows: "skipped  c T"},
 		"a skip where it may be":    {events: passA + skipC, must: []string{"a"}},
