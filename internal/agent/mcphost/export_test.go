@@ -48,3 +48,6 @@ func ReadTools(f *testing.F, dir string) func(tool int, arguments []byte) string
 		return all
 	}
 }
+
+// Announcement reads the port of a line that announces one.
+var Announcement = announcement
