@@ -316,8 +316,8 @@ func (t *Turns) claimed(ctx context.Context, c job.Claimed, h *kept, stream Tran
 	rep.EndedAt = time.Now().UTC()
 	rep.Ending, rep.Reason = Ended(res, err, context.Cause(ctx))
 	rep.Added, rep.SessionDir = a.added, a.mark.Session
-	if capUSD := t.Ceiling.costCap(a.request); res != nil && capUSD > 0 && t.Priced != nil && !t.Priced(rep.Agent) {
-		rep.Notes = append(rep.Notes, fmt.Sprintf("the cost cap of %s USD had no effect: %s never tells what a turn costs", capUSD, rep.Agent))
+	if inert := a.inertCap(); res != nil && inert != "" {
+		rep.Notes = append(rep.Notes, inert)
 	}
 	if res != nil {
 		fillResult(&rep, res, t.Prices)
@@ -331,6 +331,16 @@ func (t *Turns) claimed(ctx context.Context, c job.Claimed, h *kept, stream Tran
 		}
 	}
 	return rep, a.local
+}
+
+// inertCap says that the turn's cost cap has no effect; empty where it has, or where
+// there is none.
+func (a *attempt) inertCap() string {
+	capUSD, name := a.Ceiling.costCap(a.request), agentName(a.profile.Agent)
+	if capUSD <= 0 || a.Priced == nil || a.Priced(name) {
+		return ""
+	}
+	return fmt.Sprintf("the cost cap of %s USD had no effect: %s never tells what a turn costs", capUSD, name)
 }
 
 // read decodes what the claim brought and picks the profile to run.
@@ -377,6 +387,16 @@ func (t *Turns) RunLocal(ctx context.Context, r job.Request, stream Transcript) 
 		},
 	}
 	res, err := a.run(ctx)
+	if res != nil {
+		if inert := a.inertCap(); inert != "" {
+			t.Log.Warn(inert)
+		}
+		for _, u := range usage(res.Models, t.Prices) {
+			if u.EstimatedUSD != nil {
+				t.Log.Info("cost estimated by the price list", "model", u.Model, "usd", u.EstimatedUSD.String())
+			}
+		}
+	}
 	if a.recorder != nil && len(a.recorder.left()) == 0 {
 		err = errors.Join(err, a.recorder.marks.remove(a.mark.key()))
 	}

@@ -178,7 +178,8 @@ func (d Driver) environment(l agent.Launch) []string {
 		"CLAUDE_CODE_DISABLE_AUTO_MEMORY=1",
 	}
 	if len(l.Skills) > 0 {
-		// The skills that come with the CLI were not asked for.
+		// Nobody asked for the skills that come with the CLI; two of them, which only
+		// tell about the CLI, it offers all the same.
 		env = append(env, "CLAUDE_CODE_DISABLE_BUNDLED_SKILLS=1", "CLAUDE_CODE_SKIP_PLUGIN_MCP_SERVERS=1")
 	}
 	if shell := l.Request.Profile.Shell; shell != "" {
