@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -23,7 +24,7 @@ const secret = "sk-test-secret"
 
 const (
 	// patience bounds one run of a CLI, on a machine that is busy with others.
-	patience = 2 * time.Minute
+	patience = 5 * time.Minute
 	// grace is how long a CLI may take to end once it is asked to.
 	grace = 20 * time.Second
 	// maxLine is the runner's part: a longer line is cut.
@@ -40,6 +41,7 @@ type bench struct {
 type run struct {
 	agent.Conversation
 	told   []agent.Progress
+	said   []string // the output's last lines, or what they begin with
 	exit   int
 	stderr string
 }
@@ -121,7 +123,13 @@ func (b *bench) start(ctx context.Context, t *testing.T) (wait func() run) {
 		ended  = make(chan struct{})
 		killed = time.AfterFunc(2*patience, func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
 	)
-	owned.Go(func() { read(out, lines) })
+	owned.Go(func() {
+		read(out, func(line agent.Line) {
+			r.said = append(r.said[max(0, len(r.said)-20):], string(line.Text[:min(300, len(line.Text))]))
+			lines <- line
+		})
+		close(lines)
+	})
 	owned.Go(func() {
 		r.Conversation = b.s.Driver.Converse(ctx, b.launch, pipes, func(p agent.Progress) { r.told = append(r.told, p) })
 		close(ended)
@@ -168,8 +176,7 @@ func (b *bench) run(t *testing.T) run {
 }
 
 // read gives the output line by line, as the runner would.
-func read(out io.Reader, lines chan<- agent.Line) {
-	defer close(lines)
+func read(out io.Reader, give func(agent.Line)) {
 	r := bufio.NewReaderSize(out, 64<<10)
 	for {
 		var line agent.Line
@@ -183,13 +190,13 @@ func read(out io.Reader, lines chan<- agent.Line) {
 			}
 			if !errors.Is(err, bufio.ErrBufferFull) {
 				if len(line.Text) > 0 {
-					lines <- line
+					give(line)
 				}
 				return
 			}
 		}
 		line.Text = bytes.TrimSuffix(line.Text, []byte("\n"))
-		lines <- line
+		give(line)
 	}
 }
 
@@ -203,8 +210,8 @@ func script(t *testing.T, steps ...agenttest.Step) *agenttest.Script {
 func (r run) wantSuccess(t *testing.T, text string) {
 	t.Helper()
 	if !r.Ended || r.IsError || r.ErrorSubtype != "" || r.Failure != "" || r.ResultText != text || r.exit != 0 {
-		t.Fatalf("ended %t, error %t %q %q, exit code %d, text %q; want a success with %q\ndiagnostics: %q\nstderr: %s",
-			r.Ended, r.IsError, r.ErrorSubtype, r.Failure, r.exit, r.ResultText, text, r.Diagnostics, r.stderr)
+		t.Fatalf("ended %t, error %t %q %q, exit code %d, text %q; want a success with %q\ndiagnostics: %q\nsaid: %s\nstderr: %s",
+			r.Ended, r.IsError, r.ErrorSubtype, r.Failure, r.exit, r.ResultText, text, r.Diagnostics, strings.Join(r.said, "\n"), r.stderr)
 	}
 }
 
