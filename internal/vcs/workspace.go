@@ -44,3 +44,13 @@ type Checkout struct {
 	// Credentials are names; what they stand for is the worker's.
 	Credentials []string
 }
+
+// Changes sums up what changed in a workspace with a history since it was acquired.
+type Changes struct {
+	Files          int // changed, new and deleted ones
+	Added, Deleted int // lines of text
+	// Stat is a summary for people, and New names the files that are new. Both are
+	// bounded.
+	Stat string
+	New  []string
+}

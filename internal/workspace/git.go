@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -39,7 +40,7 @@ type Git struct {
 	// Credentials resolves a credential's name; nil refuses every name. The ceiling
 	// has checked that the credential is bound to the host.
 	Credentials func(name string) (Credential, bool)
-	// MaxPatch bounds what Patch writes; default 64 MiB.
+	// MaxPatch bounds what Patch writes; default 1 GiB.
 	MaxPatch int64
 
 	mu      sync.Mutex // guards mirrors and bases
@@ -126,45 +127,102 @@ func (g *Git) Release(_ context.Context, w vcs.Workspace) error {
 func (g *Git) Clean() error { return cleanRoot(filepath.Join(g.Root, "clones")) }
 
 // Patch writes what changed in w since it was acquired, new files too, as git's
-// binary diff against the commit that was checked out. The agent's own git directory
-// is never read: the tree is compared through an index and an object directory that
-// are made for this and removed, over the mirror's objects.
-func (g *Git) Patch(ctx context.Context, w vcs.Workspace, out io.Writer) (err error) {
+// binary diff against the commit that was checked out, and sums it up. Files the
+// repository ignores are no part of it. The agent's own git directory is never read:
+// the tree is compared through an index and an object directory that are made for this
+// and removed, over the mirror's objects.
+func (g *Git) Patch(ctx context.Context, w vcs.Workspace, out io.Writer) (c vcs.Changes, err error) {
 	g.mu.Lock()
 	b, ok := g.bases[w.Dir]
 	g.mu.Unlock()
 	if !ok {
-		return fmt.Errorf("%s was not acquired here", w.Dir)
+		return c, fmt.Errorf("%s was not acquired here", w.Dir)
 	}
 	tmp, err := os.MkdirTemp(g.Root, "patch-")
 	if err != nil {
-		return fmt.Errorf("make patch: %w", err)
+		return c, fmt.Errorf("make patch: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
 	if _, err := g.run(ctx, nil, "init", "--quiet", "--bare", "--template=", tmp); err != nil {
-		return err
+		return c, err
 	}
 	env := []string{
 		"GIT_DIR=" + tmp,
 		"GIT_WORK_TREE=" + w.Dir,
 		"GIT_ALTERNATE_OBJECT_DIRECTORIES=" + filepath.Join(b.gitDir, "objects"),
 	}
+	common := []string{"-C", w.Dir, "-c", "core.bare=false", "-c", "core.excludesFile=", "-c", "core.quotePath=false"}
 	// Attributes of the tree name filters, but only configuration gives them commands,
 	// and there is none. Nested repositories are added as what they are: names.
-	steps := [][]string{
+	for _, args := range [][]string{
 		{"read-tree", b.commit},
 		{"add", "--all", "--", "."},
-	}
-	for _, args := range steps {
-		if _, err := g.run(ctx, env, append([]string{"-C", w.Dir, "-c", "core.bare=false", "-c", "core.excludesFile="}, args...)...); err != nil {
-			return err
+	} {
+		if _, err := g.run(ctx, env, slices.Concat(common, args)...); err != nil {
+			return c, err
 		}
 	}
-	limit := g.MaxPatch
-	if limit == 0 {
-		limit = 64 << 20
+	diff := func(to io.Writer, args ...string) error {
+		return g.stream(ctx, env, to, slices.Concat(common, []string{"diff", "--cached", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames"}, args, []string{b.commit})...)
 	}
-	return g.stream(ctx, env, &limited{out, limit}, "-C", w.Dir, "-c", "core.bare=false", "diff", "--cached", "--binary", "--no-ext-diff", "--no-textconv", "--no-color", b.commit)
+	if c, err = changes(diff); err != nil || c.Files == 0 {
+		return c, err
+	}
+	return c, diff(&limited{out, cmp.Or(g.MaxPatch, 1<<30)}, "--binary")
+}
+
+const (
+	maxSummary = 16 << 10 // of a summary for people
+	maxNew     = 200      // new files told by name
+	maxListing = 16 << 20 // of what git lists of one change
+)
+
+// changes reads git's own sums. Names are the agent's and may be anything.
+func changes(diff func(io.Writer, ...string) error) (c vcs.Changes, err error) {
+	var numbers, names, stat bytes.Buffer
+	for _, d := range []struct {
+		to   *bytes.Buffer
+		args []string
+	}{
+		{&numbers, []string{"--numstat", "-z"}},
+		{&names, []string{"--name-only", "-z", "--diff-filter=A"}},
+		{&stat, []string{"--stat=100", "--stat-count=100"}},
+	} {
+		if err := diff(&limited{d.to, maxListing}, d.args...); err != nil {
+			return vcs.Changes{}, err
+		}
+	}
+	for line := range strings.SplitSeq(strings.TrimSuffix(numbers.String(), "\x00"), "\x00") {
+		added, rest, ok := strings.Cut(line, "\t")
+		deleted, _, both := strings.Cut(rest, "\t")
+		if !ok || !both {
+			continue // nothing changed
+		}
+		c.Files++
+		n, _ := strconv.Atoi(added) // "-" for a binary file
+		m, _ := strconv.Atoi(deleted)
+		c.Added, c.Deleted = c.Added+n, c.Deleted+m
+	}
+	for name := range strings.SplitSeq(strings.TrimSuffix(names.String(), "\x00"), "\x00") {
+		if name != "" && len(c.New) < maxNew {
+			c.New = append(c.New, strings.ToValidUTF8(name, "\uFFFD"))
+		}
+	}
+	c.Stat = strings.ToValidUTF8(string(stat.Bytes()[:min(stat.Len(), maxSummary)]), "\uFFFD")
+	return c, nil
+}
+
+// Apply makes the changes of a patch that Patch wrote in w, which was just acquired and
+// no agent has seen.
+func (g *Git) Apply(ctx context.Context, w vcs.Workspace, patch string) error {
+	g.mu.Lock()
+	_, ok := g.bases[w.Dir]
+	g.mu.Unlock()
+	if !ok {
+		return fmt.Errorf("%s was not acquired here", w.Dir)
+	}
+	_, err := g.run(ctx, nil, "-C", w.Dir, "apply", "--whitespace=nowarn", "--", patch)
+	return err
 }
 
 // errLarge says that a patch is larger than is kept.

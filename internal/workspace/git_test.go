@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -88,7 +89,8 @@ func TestGit(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(w.Dir, ".gitattributes"), []byte("* filter=x diff=x\n"), 0o644))
 		must(t, os.WriteFile(filepath.Join(w.Dir, "a.txt"), []byte("changed\n"), 0o644))
 		var patch bytes.Buffer
-		must(t, set.Patch(t.Context(), w, &patch))
+		_, err := set.Patch(t.Context(), w, &patch)
+		must(t, err)
 		if _, err := os.Stat(proof); err == nil {
 			t.Error("a program of the tree was run")
 		}
@@ -104,11 +106,15 @@ func TestGit(t *testing.T) {
 		git(t, w.Dir, "add", ".")
 		git(t, w.Dir, "commit", "--quiet", "-m", "the agent's own commit changes nothing")
 		var patch bytes.Buffer
-		must(t, set.Patch(t.Context(), w, &patch))
+		changes, err := set.Patch(t.Context(), w, &patch)
+		must(t, err)
+		if changes.Files != 2 || changes.Added != 1 || changes.Deleted != 1 || !slices.Equal(changes.New, []string{"new.bin"}) || !strings.Contains(changes.Stat, "a.txt") {
+			t.Errorf("changes %+v", changes)
+		}
 		fresh := acquire(t, "v1")
 		file := filepath.Join(t.TempDir(), "p")
 		must(t, os.WriteFile(file, patch.Bytes(), 0o600))
-		git(t, fresh.Dir, "apply", file)
+		must(t, set.Apply(t.Context(), fresh, file))
 		for name, want := range map[string]string{"a.txt": "edited\n", "new.bin": "\x00\x01\x02\xff"} {
 			got, err := os.ReadFile(filepath.Join(fresh.Dir, name))
 			must(t, err)
@@ -122,9 +128,10 @@ func TestGit(t *testing.T) {
 	t.Run("writes no patch of an unchanged tree", func(t *testing.T) {
 		w := acquire(t, "main")
 		var patch bytes.Buffer
-		must(t, set.Patch(t.Context(), w, &patch))
-		if patch.Len() > 0 {
-			t.Errorf("got %q", patch.String())
+		changes, err := set.Patch(t.Context(), w, &patch)
+		must(t, err)
+		if patch.Len() > 0 || changes.Files != 0 {
+			t.Errorf("got %q, %+v", patch.String(), changes)
 		}
 		must(t, set.Release(t.Context(), w))
 	})
@@ -133,7 +140,7 @@ func TestGit(t *testing.T) {
 		w, err := small.Acquire(t.Context(), workspace.GitSpec{Name: "x", Checkout: vcs.Checkout{URL: "file://" + repo, Ref: "v1"}})
 		must(t, err)
 		must(t, os.WriteFile(filepath.Join(w.Dir, "a.txt"), []byte("changed\n"), 0o644))
-		if err := small.Patch(t.Context(), w, &bytes.Buffer{}); err == nil {
+		if _, err := small.Patch(t.Context(), w, &bytes.Buffer{}); err == nil {
 			t.Error("want an error")
 		}
 	})

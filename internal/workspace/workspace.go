@@ -31,7 +31,9 @@ type Set struct {
 // lease is a workspace that was handed out and what takes it back.
 type lease struct {
 	release func(context.Context, vcs.Workspace) error
-	patch   func(context.Context, vcs.Workspace, io.Writer) error // nil: it has no history
+	// Nil where it has no history.
+	patch func(context.Context, vcs.Workspace, io.Writer) (vcs.Changes, error)
+	apply func(ctx context.Context, w vcs.Workspace, patch string) error
 }
 
 var _ vcs.Provider[vcs.Spec] = (*Set)(nil)
@@ -50,7 +52,7 @@ func (s *Set) Acquire(ctx context.Context, spec vcs.Spec) (w vcs.Workspace, err 
 		l = lease{release: s.Scratch.Release}
 	case spec.Git != nil && s.Git != nil:
 		w, err = s.Git.Acquire(ctx, GitSpec{Name: spec.Name, Checkout: *spec.Git})
-		l = lease{s.Git.Release, s.Git.Patch}
+		l = lease{s.Git.Release, s.Git.Patch, s.Git.Apply}
 	default:
 		return vcs.Workspace{}, fmt.Errorf("this worker provides no such workspace: %w", agent.ErrUnsupported)
 	}
@@ -80,14 +82,26 @@ func (s *Set) Release(ctx context.Context, w vcs.Workspace) error {
 }
 
 // Patch writes what changed in a workspace with a history since it was acquired.
-func (s *Set) Patch(ctx context.Context, w vcs.Workspace, out io.Writer) error {
-	s.mu.Lock()
-	l := s.leased[w.Dir]
-	s.mu.Unlock()
-	if l.patch == nil {
-		return nil
+func (s *Set) Patch(ctx context.Context, w vcs.Workspace, out io.Writer) (vcs.Changes, error) {
+	if l := s.of(w); l.patch != nil {
+		return l.patch(ctx, w, out)
 	}
-	return l.patch(ctx, w, out)
+	return vcs.Changes{}, nil
+}
+
+// Apply makes the changes of a patch file in a workspace with a history that was just
+// acquired.
+func (s *Set) Apply(ctx context.Context, w vcs.Workspace, patch string) error {
+	if l := s.of(w); l.apply != nil {
+		return l.apply(ctx, w, patch)
+	}
+	return fmt.Errorf("%s has no history: %w", w.Dir, agent.ErrUnsupported)
+}
+
+func (s *Set) of(w vcs.Workspace) lease {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.leased[w.Dir]
 }
 
 // Dir hands out directories of the host as they are.
