@@ -89,6 +89,7 @@ func serve(cmd *cobra.Command, _ []string) error {
 	}
 	defer nc.Close()
 
+	b.turns.Archive = nc
 	pool := &worker.Pool{
 		Turns:          b.turns,
 		Store:          db,

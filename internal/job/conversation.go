@@ -13,8 +13,9 @@ type Patch struct {
 	// Bytes is the size of the patch; zero is no change.
 	Bytes int64 `json:"bytes"`
 	Files int   `json:"files"` // changed, new and deleted ones
-	Added int   `json:"lines_added"`
-	Gone  int   `json:"lines_deleted"`
+	// Added and Deleted count lines of text.
+	Added   int `json:"lines_added"`
+	Deleted int `json:"lines_deleted"`
 	// Stat is git's summary of it, and New the files the repository did not have;
 	// both may be cut.
 	Stat string   `json:"stat,omitempty"`

@@ -34,8 +34,11 @@ type Report struct {
 	AgentVersion string `json:"agent_version,omitempty"`
 	Model        string `json:"model,omitempty"` // asked for
 	Conversation string `json:"conversation,omitempty"`
-	// Resumable says that the conversation can be continued by another attempt.
+	// Resumable says that another attempt can continue the conversation: it is kept,
+	// and the place it took place in is, or what was changed there.
 	Resumable bool `json:"resumable,omitempty"`
+	// Patch is what was changed in a workspace with a history; nil is nothing.
+	Patch *Patch `json:"patch,omitempty"`
 
 	DurationMS   int64  `json:"duration_ms"`
 	ExitCode     int    `json:"exit_code"`

@@ -153,6 +153,8 @@ type AttemptView struct {
 	Usage        []ModelUsage    `json:"usage,omitempty"`
 	Outcome      *Outcome        `json:"outcome,omitempty"`
 	Conversation string          `json:"conversation,omitempty"`
+	Resumable    bool            `json:"resumable,omitempty"`
+	Patch        *Patch          `json:"patch,omitempty"`
 	ResultText   string          `json:"result_text,omitempty"`
 	Result       json.RawMessage `json:"result,omitempty"`
 }

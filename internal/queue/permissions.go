@@ -74,10 +74,9 @@ func PermissionsOf(r Role) Permissions {
 		for _, bucket := range []string{bundlesBucket, patchesBucket} {
 			s := objectStream(bucket)
 			p.Publish = append(p.Publish, "$O."+bucket+".>", "$JS.API.STREAM.INFO."+s, "$JS.API.DIRECT.GET."+s+".$O."+bucket+".M.>",
+				"$JS.API.CONSUMER.CREATE."+s+".>", "$JS.API.CONSUMER.DELETE."+s+".*",
 				"$JS.API.STREAM.PURGE."+s) // of the chunks of what was replaced
 		}
-		bundles := objectStream(bundlesBucket)
-		p.Publish = append(p.Publish, "$JS.API.CONSUMER.CREATE."+bundles+".>", "$JS.API.CONSUMER.DELETE."+bundles+".*")
 		return p
 	case Reporter:
 		return Permissions{

@@ -85,9 +85,7 @@ func toLost(row pgx.CollectableRow) (job.Report, error) {
 		r.Started, r.StartedAt = true, *started
 		r.DurationMS = max(0, r.EndedAt.Sub(*started).Milliseconds())
 	}
-	// Whether it can really be continued is for the next attempt's driver: it
-	// refuses when it cannot.
-	r.Resumable = r.Conversation != ""
+	// Its conversation went with its worker: nobody kept it.
 	if err := json.Unmarshal(kept, &orphan); err != nil {
 		return r, fmt.Errorf("orphan of job %s: %w", r.Lease.Job, err)
 	}

@@ -31,6 +31,7 @@ type mark struct {
 	Agent     string    `json:"agent,omitempty"`
 	Model     string    `json:"model,omitempty"`
 	Session   string    `json:"session,omitempty"`
+	Clone     string    `json:"clone,omitempty"` // a workspace that holds work of the turn's
 	MarkedAt  time.Time `json:"marked_at"`
 	StartedAt time.Time `json:"started_at,omitzero"`
 	// Reported says that the attempt's report was made; what is left is to end what

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"time"
 
 	"turnpike/internal/agent"
@@ -110,6 +111,7 @@ func (r *Recovery) one(ctx context.Context, m *mark) error {
 		}
 	}
 	m.Things = left
+	clone := r.keepClone(m)
 	if !m.Local {
 		unrecorded := r.record(ctx, orphans)
 		if r.Reported != nil && r.Reported(m.Lease.Job, m.Lease.Attempt) {
@@ -117,7 +119,7 @@ func (r *Recovery) one(ctx context.Context, m *mark) error {
 		}
 		if !m.Reported {
 			rep := r.report(m, past)
-			rep.Left = unrecorded
+			rep.Left, rep.Patch = unrecorded, clone
 			if err := r.Put(rep); err != nil {
 				return err
 			}
@@ -131,6 +133,22 @@ func (r *Recovery) one(ctx context.Context, m *mark) error {
 		return err
 	}
 	return fmt.Errorf("%d of its processes or containers could not be shown to be gone", len(left))
+}
+
+// keepClone keeps the clone an interrupted turn worked in, once nothing can write to it:
+// the base it was made from is known no more, so that nobody can make a patch of it.
+func (r *Recovery) keepClone(m *mark) *job.Patch {
+	if m.Clone == "" || m.Session == "" || len(m.Things) > 0 {
+		return nil
+	}
+	if _, err := os.Lstat(m.Clone); err != nil {
+		return nil // it was released
+	}
+	if err := saveWorkspace(m.Clone, m.Session); err != nil {
+		r.Log.Error("the workspace of an interrupted turn could not be kept", "job", m.Lease.Job, "attempt", m.Lease.Attempt, "error", err)
+		return nil
+	}
+	return &job.Patch{Problem: "its worker ended during the attempt; the workspace is in the session directory"}
 }
 
 // end ends one thing and describes it as an orphan.

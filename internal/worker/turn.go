@@ -5,9 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -46,23 +44,17 @@ type Transcript interface {
 	Close(ctx context.Context) (dropped int)
 }
 
-// Patcher is a workspace provider that can tell what a turn changed.
-type Patcher interface {
-	// Patch writes the changes since Acquire; nothing when there are none.
-	Patch(ctx context.Context, ws vcs.Workspace, w io.Writer) error
-}
-
-// PatchFile is the name of a turn's changes in its session directory.
-const PatchFile = "changes.patch"
-
 // Turns runs turns under a ceiling: what a pool's attempts and a turn run by hand
 // have in common.
 type Turns struct {
 	Ceiling    *Ceiling
 	State      *StateDir
 	Sessions   Sessions
-	Workspaces vcs.Provider[vcs.Spec]
+	Workspaces vcs.Provider[vcs.Spec] // may be a Historian
 	Run        Runner
+	// Archive keeps conversations and patches; nil keeps what session directories
+	// hold, and continues no conversation.
+	Archive Archive
 	// End ends what a turn left running although it is over.
 	End EndFunc
 	// Clean removes the workspaces an earlier worker left; see Recovery.
@@ -107,6 +99,7 @@ type attempt struct {
 	request job.Request
 	profile job.Profile
 	name    string
+	tenant  string
 	resume  string
 	mark    *mark
 	kept    *kept // nil for a turn run by hand
@@ -117,6 +110,10 @@ type attempt struct {
 	begun    time.Time
 	// local says that it failed for a reason of this worker alone.
 	local bool
+	// What became of its workspace, once it was released.
+	workspace string
+	left      leavings
+	released  bool
 
 	mu       sync.Mutex // guards what the observer learns
 	started  time.Time
@@ -147,14 +144,29 @@ func (a *attempt) run(ctx context.Context) (res *agent.Result, err error) {
 		a.local = true
 		return nil, err
 	}
+	if err := a.fetchConversation(ctx); err != nil {
+		return nil, err
+	}
 	ws, err := a.Workspaces.Acquire(ctx, workspaceSpec(a.request, a.name))
 	if err != nil {
 		return nil, fmt.Errorf("workspace: %w", err)
 	}
+	a.workspace = ws.Dir
 	defer func() {
 		a.Hooks.at(AfterTurn)
 		err = errors.Join(err, a.release(ctx, ws, res != nil))
 	}()
+	if err := a.restoreWork(ctx, ws); err != nil {
+		return nil, err
+	}
+	if a.request.Workspace.Git != nil {
+		// What is changed in it must outlive this worker.
+		a.mark.Clone = ws.Dir
+		if err := a.recorder.open(); err != nil {
+			a.local = true
+			return nil, err
+		}
+	}
 	launch, err := a.launch(ws)
 	if err != nil {
 		return nil, err
@@ -271,31 +283,14 @@ func (a *attempt) release(ctx context.Context, ws vcs.Workspace, ran bool) error
 	if len(a.recorder.left()) > 0 {
 		return nil // the workspace may still be written to: it is left as it is
 	}
-	if p, ok := a.Workspaces.(Patcher); ok && ran {
-		if err := a.patch(ctx, p, ws); err != nil {
-			log.Warn("what the turn changed could not be kept", "error", err)
-		}
+	if ran {
+		a.keepWork(ctx, ws)
 	}
 	if err := a.Workspaces.Release(ctx, ws); err != nil {
 		log.Warn("the workspace could not be released", "dir", ws.Dir, "error", err)
 	}
+	a.released = true
 	return nil
-}
-
-// patch keeps the changes of the workspace beside the transcript.
-func (a *attempt) patch(ctx context.Context, p Patcher, ws vcs.Workspace) (err error) {
-	f, err := os.OpenFile(filepath.Join(a.mark.Session, PatchFile), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		size, seekErr := f.Seek(0, io.SeekCurrent)
-		err = errors.Join(err, f.Close())
-		if seekErr == nil && size == 0 {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	return p.Patch(ctx, ws, f)
 }
 
 // claimed runs one claimed attempt and reports it. It never fails: every way it can
@@ -303,7 +298,7 @@ func (a *attempt) patch(ctx context.Context, p Patcher, ws vcs.Workspace) (err e
 func (t *Turns) claimed(ctx context.Context, c job.Claimed, h *kept, stream Transcript) (rep job.Report, local bool) {
 	rep = base(c, t.Worker, t.Host, t.Versions)
 	a := &attempt{
-		Turns: t, name: keyOf(c.Lease).String(), resume: c.Resume, kept: h, stream: stream, begun: time.Now(),
+		Turns: t, name: keyOf(c.Lease).String(), tenant: c.Tenant, resume: c.Resume, kept: h, stream: stream, begun: time.Now(),
 		mark: &mark{Version: markVersion, Lease: c.Lease, Worker: t.Worker, MarkedAt: time.Now().UTC()},
 	}
 	var res *agent.Result
@@ -321,6 +316,7 @@ func (t *Turns) claimed(ctx context.Context, c job.Claimed, h *kept, stream Tran
 	}
 	if res != nil {
 		fillResult(&rep, res, t.Prices)
+		a.archive(ctx, res, &rep)
 		if err != nil {
 			t.Log.Warn("the turn ended, and not everything about it went well", "job", c.Job, "attempt", c.Attempt, "error", err)
 		}
