@@ -135,7 +135,8 @@ func getCommand() *cobra.Command {
 		Use:   "get JOB",
 		Short: "Show one job: its state, attempts, costs and outcome",
 		Example: `  dispatcher get 0190b5a0-7c1e-7d3a-9c53-0d1c8a6f2b11
-  dispatcher get 0190b5a0-7c1e-7d3a-9c53-0d1c8a6f2b11 -o json`,
+  dispatcher get 0190b5a0-7c1e-7d3a-9c53-0d1c8a6f2b11 -o json
+  dispatcher get 0190b5a0-7c1e-7d3a-9c53-0d1c8a6f2b11 --patch | git apply`,
 		Args: cli.Args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := job.ParseID(args[0])
@@ -146,7 +147,12 @@ func getCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if on(cmd, "watch") {
+			switch {
+			case on(cmd, "patch") && on(cmd, "watch"):
+				return cli.Usagef("give --patch or --watch")
+			case on(cmd, "patch"):
+				return printPatch(cmd, c, id)
+			case on(cmd, "watch"):
 				return watchJob(cmd, c, id)
 			}
 			return show(cmd, c, id)
@@ -154,6 +160,8 @@ func getCommand() *cobra.Command {
 		ValidArgsFunction: completeJobs,
 	}
 	cmd.Flags().BoolP("watch", "w", false, "print each change until the job ends")
+	cmd.Flags().Bool("patch", false, "print what the job changed in its git workspace, for git apply")
+	cmd.Flags().Int("attempt", 0, "with --patch: of this attempt; 0 is the last that changed something")
 	clientFlags(cmd)
 	cli.OutputFlag(cmd)
 	return cmd
@@ -251,6 +259,9 @@ func describe(v job.View) cli.Table {
 		}
 		if o := a.Outcome; o != nil {
 			row("  outcome", strings.TrimSpace(o.Status+"  "+o.Note))
+		}
+		if p := a.Patch; p != nil {
+			row("  changed", describePatch(p))
 		}
 		if a.ResultText != "" {
 			row("  said", clip(a.ResultText, 200))

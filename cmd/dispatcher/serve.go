@@ -78,6 +78,10 @@ func serveFlags(cmd *cobra.Command) {
 	f.Duration("keep-history", 90*24*time.Hour, "how long finished jobs are kept; 0 is for ever")
 	f.Duration("keep-transcripts", 7*24*time.Hour, "how long streamed transcripts are kept")
 	f.Int64("keep-transcripts-mib", 1<<10, "how much streamed transcripts may take, in MiB")
+	f.Duration("keep-conversations", 7*24*time.Hour, "how long a conversation can be continued")
+	f.Int64("keep-conversations-mib", 1<<10, "how much conversations may take before no more are kept, in MiB")
+	f.Duration("keep-patches", 30*24*time.Hour, "how long the changes of git workspaces are kept")
+	f.Int64("keep-patches-mib", 1<<10, "how much patches may take before no more are kept, in MiB")
 	f.String("log-level", "info", "debug, info, warn or error")
 	f.String("log-format", "", "text or json; by default text on a terminal, json elsewhere")
 	_ = cmd.MarkFlagFilename("config", "yaml", "yml") // fails only for a flag that is not there
@@ -94,11 +98,17 @@ type settings struct {
 	poll        time.Duration
 	ackWait     time.Duration
 	history     time.Duration
-	transcripts struct {
-		age   time.Duration
-		bytes int64
-	}
-	replicas int
+	transcripts kept
+	// conversations are those that can be continued.
+	conversations kept
+	patches       kept
+	replicas      int
+}
+
+// kept is how long something is kept on the broker, and how much of it.
+type kept struct {
+	age   time.Duration
+	bytes int64
 }
 
 // settingsOf reads what serveFlags and serve's own flags say, and checks it.
@@ -133,7 +143,10 @@ func commonSettings(s *cli.Settings) settings {
 		listen: s.String("listen"), lease: s.Duration("lease"), poll: s.Duration("poll"),
 		ackWait: s.Duration("ack-wait"), history: s.Duration("keep-history"), replicas: 1,
 	}
-	cfg.transcripts.age, cfg.transcripts.bytes = s.Duration("keep-transcripts"), s.Int64("keep-transcripts-mib")<<20
+	of := func(what string) kept {
+		return kept{s.Duration("keep-" + what), s.Int64("keep-"+what+"-mib") << 20}
+	}
+	cfg.transcripts, cfg.conversations, cfg.patches = of("transcripts"), of("conversations"), of("patches")
 	return cfg
 }
 
@@ -198,7 +211,9 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 		Store:     db,
 		Publisher: nc,
 		Streams: &queue.Admin{Conn: nc, Replicas: cfg.replicas, AckWait: cfg.ackWait,
-			TranscriptAge: cfg.transcripts.age, TranscriptBytes: cfg.transcripts.bytes},
+			TranscriptAge: cfg.transcripts.age, TranscriptBytes: cfg.transcripts.bytes,
+			BundleAge: cfg.conversations.age, BundleBytes: cfg.conversations.bytes,
+			PatchAge: cfg.patches.age, PatchBytes: cfg.patches.bytes},
 		Reports: nc,
 		Wakes:   nc,
 		Sweep: func(ctx context.Context, epoch int64) error {
@@ -216,6 +231,7 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 		Jobs:        db,
 		Control:     &dispatcher.Control{Jobs: db, Pusher: nc, Waker: nc, Bell: bell, Log: log},
 		Transcripts: nc,
+		Patches:     nc,
 		Tokens:      cfg.tokens,
 		Checks: []api.Check{
 			{Name: "postgres", Ask: db.Ping},

@@ -176,6 +176,7 @@ func serve(t *testing.T, b *backend, change ...func(*api.Config)) *api.Server {
 		Jobs:        b,
 		Control:     &dispatcher.Control{Jobs: b, Pusher: b, Waker: b, Bell: dispatcher.NewBell(), Log: quiet},
 		Transcripts: b,
+		Patches:     b,
 		Log:         quiet,
 	}
 	for _, c := range change {
@@ -514,7 +515,7 @@ func TestLookingAndChanging(t *testing.T) {
 		if !bytes.Contains(doc.Paths["/v1/jobs"]["post"], []byte("#/components/schemas/Request")) {
 			t.Error("enqueue takes no Request")
 		}
-		if got := len(doc.Paths); got != 9 {
+		if got := len(doc.Paths); got != 10 {
 			t.Errorf("%d paths", got)
 		}
 	})

@@ -33,10 +33,12 @@ var kinds = []struct {
 	{kind: errCrossOrigin, name: "cross-origin", status: http.StatusForbidden, detail: errCrossOrigin.Error()},
 	{kind: job.ErrDenied, name: "denied", status: http.StatusForbidden, detail: "this token's role does not permit that"},
 	{kind: job.ErrNotFound, name: "not-found", status: http.StatusNotFound, detail: "there is no such job"},
+	{kind: job.ErrNotKept, name: "not-kept", status: http.StatusNotFound, detail: "it is not kept, or not any more; the attempt says where else it may be"},
 	{kind: job.ErrFinished, name: "finished", status: http.StatusConflict, detail: "the job is finished; its result stands"},
 	{kind: job.ErrConflict, name: "conflict", status: http.StatusConflict, detail: "the request conflicts with an earlier one"},
 	{kind: job.ErrQueueFull, name: "queue-full", status: http.StatusTooManyRequests, detail: "the tenant has as many unfinished jobs as it may have; try again when some are done", retry: "30"},
 	{kind: job.ErrUnavailable, name: "unavailable", status: http.StatusServiceUnavailable, detail: "the database or the broker is away; try again, with the same Idempotency-Key when enqueueing", retry: "5"},
+	{kind: job.ErrLaneMissing, name: "unavailable", status: http.StatusServiceUnavailable, detail: "the broker is yet to be set up; try again", retry: "5"},
 }
 
 var (

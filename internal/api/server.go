@@ -26,6 +26,7 @@ type Config struct {
 	Jobs        Jobs
 	Control     Control
 	Transcripts Transcripts
+	Patches     Patches
 
 	Tokens  []Token // none: loopback only, see CheckListen
 	Checks  []Check // of readiness
@@ -52,6 +53,7 @@ type Server struct {
 	jobs        Jobs
 	control     Control
 	transcripts Transcripts
+	patches     Patches
 	bearers     bearers
 	checks      []Check
 	maxBody     int64
@@ -72,7 +74,7 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		intake: cfg.Intake, jobs: cfg.Jobs, control: cfg.Control, transcripts: cfg.Transcripts,
+		intake: cfg.Intake, jobs: cfg.Jobs, control: cfg.Control, transcripts: cfg.Transcripts, patches: cfg.Patches,
 		bearers: known, checks: cfg.Checks, maxBody: cfg.MaxBody, log: cfg.Log, mux: http.NewServeMux(),
 	}
 	if s.maxBody <= 0 {
@@ -291,4 +293,5 @@ func (s *Server) routes(version string) {
 	aliases(api.OpenAPI().Components.Schemas)
 	s.registerJobs(api)
 	s.registerTranscript(api)
+	s.registerPatch(api)
 }

@@ -27,7 +27,7 @@ const reportColumns = `r(lease json, worker text, host text, ending text, reason
 	started_at timestamptz, ended_at timestamptz, tool_calls bigint, agent text, agent_version text, model text, conversation text,
 	resumable boolean, duration_ms bigint, exit_code integer, signal integer, is_error boolean, error_subtype text, result_text text,
 	num_turns bigint, timed_out boolean, cost_capped boolean, cost_usd numeric, usage json, outcome json, rate_limit json, versions json,
-	added text[], notes text[], session_dir text, "left" json, result json)`
+	added text[], notes text[], session_dir text, "left" json, result json, patch json)`
 
 // closing ends the attempts whose lease the reports bear: the attempt, its costs and
 // outcome, what is left over, and what follows for the job, by turnpike.after. A report
@@ -59,13 +59,13 @@ const closing = `
 		INSERT INTO turnpike.attempts (job_id, attempt, lease_no, token, dispatch_no, profile, lane, tenant, agent, account, worker, host,
 			run_at, dispatched_at, claimed_at, started_at, ended_at, ending, reason, next, verdict, agent_version, model, conversation,
 			resumable, duration_ms, exit_code, signal, is_error, error_subtype, timed_out, cost_capped, num_turns, tool_calls, cost_usd,
-			cost_partial, rate_limit, versions, added, session_dir, result_text, result, reaped)
+			cost_partial, rate_limit, versions, added, session_dir, result_text, result, reaped, patch)
 		SELECT job_id, attempt, lease_no, token, dispatch_no, profile, lane, tenant, coalesce(nullif(agent, ''), queued_agent), account, holder,
 			coalesce(host, ''), run_at, dispatched_at, claimed_at, began, ended_at, ending, coalesce(reason, ''), next, verdict,
 			coalesce(agent_version, ''), coalesce(model, ''), conversed, coalesce(resumable, false), coalesce(duration_ms, 0),
 			exit_code, signal, coalesce(is_error, false), coalesce(error_subtype, ''), coalesce(timed_out, false),
 			coalesce(cost_capped, false), coalesce(turned, 0), coalesce(called, 0), cost, partly AND cost IS NOT NULL, rate_limit, versions,
-			added, coalesce(session_dir, ''), coalesce(result_text, ''), result, @reaped::boolean
+			added, coalesce(session_dir, ''), coalesce(result_text, ''), result, @reaped::boolean, patch
 		FROM c
 	),
 	priced AS (
@@ -193,7 +193,7 @@ const late = `
 			cost_usd = CASE WHEN r.cost_usd >= 0 THEN least(r.cost_usd, 99999999) ELSE a.cost_usd END,
 			cost_partial = a.cost_partial AND (r.cost_usd IS NULL OR r.cost_usd < 0),
 			rate_limit = r.rate_limit, versions = r.versions, added = r.added, session_dir = coalesce(r.session_dir, ''),
-			result_text = coalesce(r.result_text, ''), result = r.result
+			result_text = coalesce(r.result_text, ''), result = r.result, patch = r.patch
 		FROM r
 		WHERE a.job_id = r.job_id AND a.attempt = r.attempt AND a.token = r.token AND a.reaped AND NOT a.late
 		RETURNING a.job_id, a.attempt

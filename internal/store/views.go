@@ -84,7 +84,7 @@ const get = `
 
 const getAttempts = `
 	SELECT a.attempt, a.ending, a.reason, a.worker, a.host, a.agent, a.agent_version, a.late, a.claimed_at, a.started_at, a.ended_at, a.duration_ms,
-		a.exit_code, a.num_turns, (a.cost_usd * 1000000)::bigint, a.conversation, a.result_text, a.result::text,
+		a.exit_code, a.num_turns, (a.cost_usd * 1000000)::bigint, a.conversation, a.resumable, a.patch::text, a.result_text, a.result::text,
 		o.status, coalesce(o.note, ''), coalesce(o.work_key, ''), o.work_tags,
 		coalesce((
 			SELECT json_agg(json_build_object('model', c.model, 'input_tokens', c.input_tokens, 'output_tokens', c.output_tokens,
@@ -143,11 +143,11 @@ func toView(row pgx.CollectableRow) (v job.View, err error) {
 }
 
 func toAttemptView(row pgx.CollectableRow) (a job.AttemptView, err error) {
-	var result, status *string
+	var result, status, patch *string
 	var o job.Outcome
 	var usage string
 	err = row.Scan(&a.Attempt, &a.Ending, &a.Reason, &a.Worker, &a.Host, &a.Agent, &a.AgentVersion, &a.Late, &a.ClaimedAt, &a.StartedAt, &a.EndedAt,
-		&a.DurationMS, &a.ExitCode, &a.NumTurns, &a.CostUSD, &a.Conversation, &a.ResultText, &result, &status, &o.Note, &o.Work.Key, &o.Work.Tags,
+		&a.DurationMS, &a.ExitCode, &a.NumTurns, &a.CostUSD, &a.Conversation, &a.Resumable, &patch, &a.ResultText, &result, &status, &o.Note, &o.Work.Key, &o.Work.Tags,
 		&usage)
 	if err != nil {
 		return a, err
@@ -158,6 +158,11 @@ func toAttemptView(row pgx.CollectableRow) (a job.AttemptView, err error) {
 	if status != nil {
 		o.Status = *status
 		a.Outcome = &o
+	}
+	if patch != nil {
+		if err := json.Unmarshal([]byte(*patch), &a.Patch); err != nil {
+			return a, fmt.Errorf("patch of attempt %d: %w", a.Attempt, err)
+		}
 	}
 	return a, json.Unmarshal([]byte(usage), &a.Usage)
 }
