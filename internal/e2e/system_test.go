@@ -278,8 +278,14 @@ accounts:
 // worker starts a worker on the state directory of this name.
 func (s *system) worker(state string, args ...string) *process {
 	s.t.Helper()
+	return s.workerUnder(fmt.Sprintf(ceiling, s.workspaces()), state, args...)
+}
+
+// workerUnder starts a worker of a pool with that ceiling.
+func (s *system) workerUnder(ceiling, state string, args ...string) *process {
+	s.t.Helper()
 	file := filepath.Join(s.dir, "ceiling.yaml")
-	if err := os.WriteFile(file, fmt.Appendf(nil, ceiling, s.workspaces()), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(ceiling), 0o600); err != nil {
 		s.t.Fatal(err)
 	}
 	env := append(s.env(queue.Worker, "turnpike_worker"),
