@@ -37,7 +37,7 @@ func ReadTools(f *testing.F, dir string) func(tool int, arguments []byte) string
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Cleanup(func() { root.Close() })
+	f.Cleanup(func() { _ = root.Close() })
 	s := &reader{tree: tree{root: root, shown: "/workspace"}, over: context.Background(), turns: make(chan struct{}, 1)}
 	tools := []func(context.Context, json.RawMessage) (*answer, error){s.readFile, s.listDirectory, s.findFiles, s.searchFiles}
 	return func(tool int, arguments []byte) string {

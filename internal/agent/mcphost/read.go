@@ -321,7 +321,7 @@ func (s *reader) listDirectory(ctx context.Context, arguments json.RawMessage) (
 	if err != nil {
 		return nil, err
 	}
-	defer dir.Close()
+	defer func() { _ = dir.Close() }() // it was only read
 	f, err := dir.Open(".")
 	if err != nil {
 		return nil, err

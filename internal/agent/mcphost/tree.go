@@ -170,7 +170,7 @@ func (w *walk) from(ctx context.Context, t tree, start string) error {
 	if err != nil {
 		return err
 	}
-	defer sub.Close()
+	defer func() { _ = sub.Close() }() // it was only read
 	return w.dir(ctx, sub, start, 0)
 }
 
@@ -225,7 +225,7 @@ func (w *walk) descend(ctx context.Context, dir *os.Root, name, rel string, dept
 		w.note("%s: cannot be read", shown(rel))
 		return nil
 	}
-	defer sub.Close()
+	defer func() { _ = sub.Close() }() // it was only read
 	return w.dir(ctx, sub, rel, depth)
 }
 
