@@ -33,7 +33,7 @@ for target in "${targets[@]}"; do
 	# target that hangs: it includes the build and the run of what was found before.
 	timeout --kill-after=10 $((share + 300)) go test -run '^$' -fuzz "^$name\$" -fuzztime "${share}s" -fuzzminimizetime 5s \
 		"./$package" >"$log" 2>&1 || status=$?
-	execs=$(grep -o 'execs: [0-9]*' "$log" | tail -1 | tr -dc 0-9)
+	execs=$({ grep -o "execs: [0-9]*" "$log" || true; } | tail -1 | tr -dc 0-9)
 	if [ $status = 0 ]; then
 		printf 'ok    %-32s %-20s %12s execs\n' "$package" "$name" "${execs:-0}"
 	elif [ $status != 124 ] && ! grep -qE 'Failing input written|panic|--- FAIL: .*seed#|^FAIL.*build failed' "$log" && grep -q 'context deadline exceeded' "$log"; then

@@ -4,6 +4,7 @@ import (
 	"turnpike/internal/agent"
 	"turnpike/internal/agent/driver/claude"
 	"turnpike/internal/agent/driver/codex"
+	"turnpike/internal/agent/driver/opencode"
 	"turnpike/internal/agent/driver/pi"
 	"turnpike/internal/worker"
 )
@@ -12,10 +13,25 @@ import (
 // ceiling offers to each: a new agent is a line here.
 func drivers(providers map[string]map[string]worker.Provider) map[string]agent.Driver {
 	return map[string]agent.Driver{
-		agent.AgentClaude: claude.Driver{},
-		agent.AgentCodex:  codex.Driver{},
-		agent.AgentPi:     pi.Driver{Providers: piProviders(providers[agent.AgentPi])},
+		agent.AgentClaude:   claude.Driver{},
+		agent.AgentCodex:    codex.Driver{},
+		agent.AgentOpenCode: opencode.Driver{Providers: openCodeProviders(providers[agent.AgentOpenCode])},
+		agent.AgentPi:       pi.Driver{Providers: piProviders(providers[agent.AgentPi])},
 	}
+}
+
+func openCodeProviders(all map[string]worker.Provider) map[string]opencode.Provider {
+	out := make(map[string]opencode.Provider, len(all))
+	for name, p := range all {
+		o := opencode.Provider{Package: p.API, BaseURL: p.BaseURL, KeyEnv: p.KeyEnv}
+		for _, m := range p.Models {
+			o.Models = append(o.Models, opencode.Model{
+				ID: m.ID, Reasoning: m.Reasoning, ContextWindow: m.ContextWindow, MaxTokens: m.MaxTokens, Price: (*opencode.Price)(m.Price),
+			})
+		}
+		out[name] = o
+	}
+	return out
 }
 
 func piProviders(all map[string]worker.Provider) map[string]pi.Provider {

@@ -109,9 +109,6 @@ func probePlacement(pl agent.Placement, report confine.Report) placementProbe {
 }
 
 func probeAgent(ctx context.Context, name string, d agent.Driver, bin string) agentProbe {
-	if d == nil {
-		return agentProbe{Agent: name, Note: "not in this release"}
-	}
 	about := d.Descriptor()
 	out := agentProbe{Agent: name, Path: bin, TestedReleases: tested[name].String(), Cannot: cannot(about)}
 	if bin == "" {

@@ -5,7 +5,12 @@ import (
 	"os"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"turnpike/internal/agent"
+	"turnpike/internal/agent/driver/opencode"
+	"turnpike/internal/agent/driver/pi"
+	"turnpike/internal/worker"
 )
 
 func TestTestedReleases(t *testing.T) {
@@ -36,9 +41,31 @@ func TestTestedReleases(t *testing.T) {
 	t.Run("are there for every agent", func(t *testing.T) {
 		all := drivers(nil)
 		for _, name := range agent.Agents() {
-			if _, ok := tested[name]; !ok && all[name] != nil {
+			if _, ok := tested[name]; !ok || all[name] == nil {
 				t.Errorf("%s has no driver or no tested releases", name)
 			}
+		}
+	})
+
+	t.Run("know the providers of the ceiling", func(t *testing.T) {
+		price := &worker.ProviderPrice{Input: 3, Output: 15}
+		ours := map[string]worker.Provider{"ours": {
+			BaseURL: "https://models.example.com", API: "spoken", KeyEnv: "OUR_KEY",
+			Models: []worker.ProviderModel{{ID: "m", Reasoning: true, ContextWindow: 7, MaxTokens: 5, Price: price}},
+		}}
+		wantPi := pi.Provider{
+			BaseURL: "https://models.example.com", API: "spoken", KeyEnv: "OUR_KEY",
+			Models: []pi.Model{{ID: "m", Reasoning: true, ContextWindow: 7, MaxTokens: 5, Price: &pi.Price{Input: 3, Output: 15}}},
+		}
+		if diff := cmp.Diff(map[string]pi.Provider{"ours": wantPi}, piProviders(ours)); diff != "" {
+			t.Errorf("pi (-want +got):\n%s", diff)
+		}
+		wantOpenCode := opencode.Provider{
+			BaseURL: "https://models.example.com", Package: "spoken", KeyEnv: "OUR_KEY",
+			Models: []opencode.Model{{ID: "m", Reasoning: true, ContextWindow: 7, MaxTokens: 5, Price: &opencode.Price{Input: 3, Output: 15}}},
+		}
+		if diff := cmp.Diff(map[string]opencode.Provider{"ours": wantOpenCode}, openCodeProviders(ours)); diff != "" {
+			t.Errorf("opencode (-want +got):\n%s", diff)
 		}
 	})
 
