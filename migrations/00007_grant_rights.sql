@@ -2,6 +2,36 @@
 
 -- What each kind of caller may do, and nothing else.
 
+-- Column rights cannot say which rows: two things that hold for every caller.
+
+-- +goose StatementBegin
+-- A late report fills in what the reaper closed, once. Nothing else rewrites an attempt.
+CREATE FUNCTION turnpike.keep_history() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+	IF NOT (OLD.reaped AND NOT OLD.late AND NEW.late) THEN
+		RAISE EXCEPTION 'attempt % of job % is on record and is not rewritten', OLD.attempt, OLD.job_id USING ERRCODE = 'insufficient_privilege';
+	END IF;
+	RETURN NEW;
+END $$;
+-- +goose StatementEnd
+CREATE TRIGGER keep_history BEFORE UPDATE ON turnpike.attempts FOR EACH ROW EXECUTE FUNCTION turnpike.keep_history();
+
+-- +goose StatementBegin
+-- A worker pauses accounts, for longer and never for shorter: lifting a pause, and
+-- pausing lanes and tenants, is the dispatcher's.
+CREATE FUNCTION turnpike.keep_pause() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+	IF NOT pg_has_role(current_user, 'turnpike_dispatcher', 'MEMBER')
+		AND (NEW.scope <> 'account' OR TG_OP = 'UPDATE' AND (NEW.until < OLD.until OR NEW.scope <> OLD.scope OR NEW.name <> OLD.name)) THEN
+		RAISE EXCEPTION 'a worker may only pause an account, or pause it for longer' USING ERRCODE = 'insufficient_privilege';
+	END IF;
+	RETURN NEW;
+END $$;
+-- +goose StatementEnd
+CREATE TRIGGER keep_pause BEFORE INSERT OR UPDATE ON turnpike.pauses FOR EACH ROW EXECUTE FUNCTION turnpike.keep_pause();
+
 REVOKE ALL ON ALL TABLES IN SCHEMA turnpike FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA turnpike FROM PUBLIC;
 

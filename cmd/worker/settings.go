@@ -41,6 +41,7 @@ func turnFlags(cmd *cobra.Command, stateDir, logLevel string) {
 	f.Int64("min-free-mib", 256, "free disk space below which no turn is begun, in MiB")
 	f.Bool("landlock-only", false, "confine without namespaces even where they work")
 	f.Bool("landlock-unix-sockets", false, "let turns confined by Landlock alone open unix sockets, which the report tool needs below Landlock ABI 9;\nonly where no engine's or database's socket can be reached")
+	f.Bool("allow-abstract-sockets", false, "let turns with the open network dial the host's abstract unix sockets on a kernel below Landlock ABI 6 (Linux 6.12)")
 	f.Bool("allow-no-landlock", false, "accept namespaces and seccomp as enough on a kernel without Landlock")
 	f.String("log-level", logLevel, "debug, info, warn or error")
 	f.String("log-format", "", "text or json; by default text on a terminal, json elsewhere")
@@ -156,6 +157,7 @@ func setUp(cmd *cobra.Command, s *cli.Settings) (_ *bench, err error) {
 func confineOptions(s *cli.Settings, private []string) confine.Options {
 	return confine.Options{
 		AllowNoLandlock: s.Bool("allow-no-landlock"),
+		AbstractSockets: s.Bool("allow-abstract-sockets"),
 		LandlockOnly:    s.Bool("landlock-only"),
 		UnixSockets:     s.Bool("landlock-unix-sockets"),
 		Private:         private,

@@ -48,10 +48,24 @@ func (r *Results) Run(ctx context.Context) {
 	})
 }
 
+// settle settles reports together, or one by one where one of them cannot be: it must
+// not hold up the others. That one leaves the stream; its worker's spool has it.
 func (r *Results) settle(ctx context.Context, reports []job.Report) error {
 	settled, err := r.Attempts.Settle(ctx, reports)
-	if err != nil {
+	switch {
+	case err == nil:
+	case errors.Is(err, job.ErrUnavailable) || ctx.Err() != nil:
 		return err
+	case len(reports) > 1:
+		for _, one := range reports {
+			if err := r.settle(ctx, []job.Report{one}); err != nil {
+				return err
+			}
+		}
+		return nil
+	default:
+		r.Log.Error("a report cannot be recorded; it stays in its worker's spool", "job", reports[0].Lease.Job, "attempt", reports[0].Lease.Attempt, "err", err)
+		return nil
 	}
 	for _, s := range settled {
 		r.Metrics.settled(s.How)

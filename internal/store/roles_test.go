@@ -99,6 +99,32 @@ func TestRoles(t *testing.T) {
 			}
 		}
 	})
+	t.Run("a worker may not rewrite what is on record, nor lift a pause", func(t *testing.T) {
+		c := d.running()
+		cost := job.USD(5)
+		d.settle(ended(c, job.EndDone, started, func(r *job.Report) { r.CostUSD = &cost }))
+		for _, scope := range job.Scopes() {
+			if _, err := d.Pause(t.Context(), scope, "held", time.Now().Add(time.Hour), "me", ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, sql := range []string{
+			"UPDATE turnpike.attempts SET cost_usd = 0 WHERE job_id = '" + string(c.Job) + "'",
+			"UPDATE turnpike.attempts SET late = true, late_at = now(), cost_usd = 0 WHERE job_id = '" + string(c.Job) + "'",
+			"UPDATE turnpike.pauses SET until = now() WHERE scope = 'account'",
+			"UPDATE turnpike.pauses SET until = 'infinity' WHERE scope = 'lane'",
+			"UPDATE turnpike.pauses SET name = 'other' WHERE scope = 'account'",
+			"INSERT INTO turnpike.pauses (scope, name, until, reason, by) VALUES ('tenant', 'x', 'infinity', '', '')",
+		} {
+			_, err := conns["turnpike_worker"].Exec(t.Context(), sql)
+			if pg, ok := errors.AsType[*pgconn.PgError](err); !ok || pg.Code != "42501" {
+				t.Errorf("%.80s: %v", sql, err)
+			}
+		}
+		if _, err := conns["turnpike_worker"].Exec(t.Context(), "UPDATE turnpike.pauses SET until = 'infinity' WHERE scope = 'account'"); err != nil {
+			t.Errorf("pausing an account for longer: %v", err)
+		}
+	})
 	t.Run("nobody else may execute anything", func(t *testing.T) {
 		if got := names(d, `SELECT p.proname FROM pg_proc p WHERE p.pronamespace = 'turnpike'::regnamespace
 			AND EXISTS (SELECT FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a WHERE a.grantee = 0)`); len(got) != 0 {

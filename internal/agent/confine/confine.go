@@ -24,6 +24,10 @@ type Options struct {
 	// Landlock cannot hold them to granted paths (ABI below 9). Such a turn reaches
 	// every socket its user may; set it only where no engine's is among them.
 	UnixSockets bool
+	// AbstractSockets lets a Full turn with the open network dial the host's abstract
+	// unix sockets, on a kernel whose Landlock cannot keep them apart (ABI below 6).
+	// Such a turn reaches what listens there: a desktop, a session bus.
+	AbstractSockets bool
 	// Private are paths of the worker's own, such as its state directory: no mount
 	// may be or contain one, though it may lie inside.
 	Private []string

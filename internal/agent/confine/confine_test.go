@@ -59,21 +59,24 @@ func TestAttacks(t *testing.T) {
 		r.Socket = listen(t, "unix", r.Outside+"/s")
 		r.Abstract = listen(t, "unix", "@turnpike-test-"+r.Outside)
 		r.Loopback = listen(t, "tcp", "127.0.0.1:0")
-		met := r.play(t, h, c)
-		for _, a := range attacks {
-			want := a.full
-			if mode == confine.LandlockOnly {
-				want = a.landlock
-			}
-			got, tried := met[a.name]
-			switch {
-			case want == absent:
-			case !tried:
-				t.Errorf("%s: was not tried", a.name)
-			case want == refused && got == "":
-				t.Errorf("%s: succeeded", a.name)
-			case want != refused && got != "":
-				t.Errorf("%s: %s", a.name, got)
+		for _, open := range []bool{false, true} {
+			r.Open, c.Network = open, agent.Network{Open: open}
+			met := r.play(t, h, c)
+			for _, a := range attacks {
+				want := a.full
+				if mode == confine.LandlockOnly {
+					want = a.landlock
+				}
+				got, tried := met[a.name]
+				switch {
+				case want == absent, open && overNetwork[a.name], open && a.name == "talk to itself over loopback":
+				case !tried:
+					t.Errorf("%s, open network %t: was not tried", a.name, open)
+				case want == refused && got == "":
+					t.Errorf("%s, open network %t: succeeded", a.name, open)
+				case want != refused && got != "":
+					t.Errorf("%s, open network %t: %s", a.name, open, got)
+				}
 			}
 		}
 	})

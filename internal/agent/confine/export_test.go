@@ -6,14 +6,15 @@ import "golang.org/x/sys/unix"
 
 // For the tests outside.
 var (
-	ParseMounts  = func(b []byte) int { return len(parseMounts(b)) }
-	ParseSockets = parseSockets
-	Unescape     = unescape
-	StandIn      = standIn
-	Refused      = append(append([]uint32{}, refused...), archRefused...)
-	AuditArch    = uint32(auditArch)
-	Foreign      = uint32(foreignNumbers)
-	Trace        = func(path string) (string, int, error) { real, links, err := trace(path); return real, len(links), err }
+	ParseMounts   = func(b []byte) int { return len(parseMounts(b)) }
+	ParseSockets  = parseSockets
+	Unescape      = unescape
+	StandIn       = standIn
+	KeepsAbstract = keepsAbstract
+	Refused       = append(append([]uint32{}, refused...), archRefused...)
+	AuditArch     = uint32(auditArch)
+	Foreign       = uint32(foreignNumbers)
+	Trace         = func(path string) (string, int, error) { real, links, err := trace(path); return real, len(links), err }
 )
 
 // Filter is the program of a turn with or without internet and unix sockets.

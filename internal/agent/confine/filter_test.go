@@ -153,3 +153,12 @@ func TestAssembler(t *testing.T) {
 		t.Error("a jump to nowhere was assembled")
 	}
 }
+
+// A kernel of Debian 12 has ABI 2: there the open network would give abstract sockets away.
+func TestAbstractSocketsNeedScopes(t *testing.T) {
+	for abi, want := range map[int]bool{0: false, 1: false, 5: false, 6: true, 9: true} {
+		if confine.KeepsAbstract(abi) != want {
+			t.Errorf("ABI %d: %t", abi, !want)
+		}
+	}
+}

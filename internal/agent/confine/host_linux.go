@@ -98,6 +98,10 @@ func namespaces(network bool) syscall.SysProcAttr {
 	return attr
 }
 
+// keepsAbstract says whether Landlock of this version keeps a turn from abstract unix
+// sockets outside it. They belong to the network namespace, which an open network shares.
+func keepsAbstract(abi int) bool { return abi >= scopesABI }
+
 // policy says how c is enforced, or why it cannot be.
 func (h Host) policy(c agent.Confinement) (policy, error) {
 	var p policy
@@ -139,6 +143,9 @@ func (h Host) policy(c agent.Confinement) (policy, error) {
 		p.Rules, err = rulesOutside(p.layout)
 		p.layout = layout{}
 		return p, err
+	}
+	if c.Network.Open && !h.o.AbstractSockets && !keepsAbstract(tried.abi) {
+		return p, unsupported("with the open network this turn could dial the host's abstract unix sockets: that takes Landlock ABI %d (Linux 6.12), here is %d. Grant no network, or have the worker's owner accept it (--allow-abstract-sockets)", scopesABI, tried.abi)
 	}
 	if err := p.moveWorkspace(c.Workspace, c.WorkDir); err != nil {
 		return p, err

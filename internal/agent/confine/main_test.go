@@ -90,6 +90,7 @@ type room struct {
 	Bin       string
 	Socket    string // a unix socket that is not granted
 	Abstract  string // an abstract unix socket of the host
+	Open      bool   // the turn has the host's network
 	Loopback  string // a TCP listener of the host
 	WorkerPID int
 	Inside    bool // whether the turn has a root of its own
