@@ -103,7 +103,13 @@ func setUp(cmd *cobra.Command, s *cli.Settings) (_ *bench, err error) {
 	places := &workspace.Set{
 		Dir:     &workspace.Dir{},
 		Scratch: &workspace.Scratch{Root: filepath.Join(state.Work(), "scratch"), Keep: s.Bool("keep-scratch")},
-		Git:     &workspace.Git{Root: filepath.Join(state.Work(), "git")},
+		Git: &workspace.Git{
+			Root: filepath.Join(state.Work(), "git"),
+			Credentials: func(name string) (workspace.Credential, bool) {
+				username, password, ok := ceiling.GitCredential(name, os.Environ())
+				return workspace.Credential{Username: username, Password: password}, ok
+			},
+		},
 	}
 	host, err := os.Hostname()
 	if err != nil {
