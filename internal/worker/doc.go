@@ -38,6 +38,8 @@
 //	Postgres away at the end        the report waits in the spool and, after a while, goes
 //	                                to the results stream too; an outage ends no turn
 //	the lease is somebody else's    the turn is stopped (fenced) and its report settles late
+//	a job comes here again while    the earlier attempt has lost its lease and is stopped at
+//	an earlier attempt is here      once; the new one starts when nothing of it runs
 //	NATS away                       nothing is pulled; what runs is not touched; cancels
 //	                                come with beats
 //	the disk is full                lanes take nothing new and say so; a report that cannot

@@ -36,6 +36,8 @@ type store struct {
 	// lose makes the next n claims commit and then fail, as a cut connection would.
 	lose     int
 	claims   int
+	deaf     bool // beats alone fail
+	stalled  bool // claims have no answer
 	refuse   func(job.Report) error
 	unknown  map[job.ID]bool
 	register error
@@ -64,10 +66,16 @@ func (s *store) add(n int, r job.Request) job.Delivery {
 	return job.Delivery{Version: 1, Job: id, Dispatch: 1, Lane: l}
 }
 
-func (s *store) Claim(_ context.Context, _ string, l job.Lane, claims []job.Claim) ([]job.Claimed, error) {
+func (s *store) Claim(ctx context.Context, _ string, l job.Lane, claims []job.Claim) ([]job.Claimed, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.claims++
+	if s.stalled {
+		s.mu.Unlock()
+		<-ctx.Done()
+		s.mu.Lock()
+		return nil, errAway
+	}
 	if s.away {
 		return nil, errAway
 	}
@@ -79,7 +87,7 @@ func (s *store) Claim(_ context.Context, _ string, l job.Lane, claims []job.Clai
 		}
 		if !taken {
 			s.number++
-			held = job.Lease{Job: c.Job, Attempt: 1, Number: s.number, Token: c.Token}
+			held = job.Lease{Job: c.Job, Attempt: c.Dispatch, Number: s.number, Token: c.Token}
 			s.leases[c.Job] = held
 		}
 		raw, err := json.Marshal(s.requests[c.Job])
@@ -98,7 +106,7 @@ func (s *store) Claim(_ context.Context, _ string, l job.Lane, claims []job.Clai
 func (s *store) Beat(_ context.Context, _ string, beats []job.Beat) ([]job.Beaten, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.away {
+	if s.away || s.deaf {
 		return nil, errAway
 	}
 	s.beats = append(s.beats, beats...)
@@ -288,11 +296,18 @@ type control struct {
 	frozen bool
 	log    []string
 	err    error
+	stuck  chan struct{} // when set, the first call waits for it
 }
 
 func (c *control) note(what string, frozen bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if stuck := c.stuck; stuck != nil {
+		c.stuck = nil
+		c.mu.Unlock()
+		<-stuck
+		c.mu.Lock()
+	}
 	if c.err != nil {
 		return c.err
 	}
@@ -316,6 +331,7 @@ type runs struct {
 	finish  chan *agent.Result // nil closes at once with success
 	control *control
 	err     error
+	linger  time.Duration // how long a stopped turn takes to be gone
 }
 
 func newRuns() *runs {
@@ -351,6 +367,7 @@ func (r *runs) run(ctx context.Context, l worker.Launch) (*agent.Result, error) 
 	select {
 	case res = <-r.finish:
 	case <-ctx.Done():
+		time.Sleep(r.linger)
 		res = &agent.Result{IsError: true, ErrorSubtype: agent.SubtypeCancelled}
 	}
 	r.mu.Lock()

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -94,11 +93,12 @@ type Keeper struct {
 	CallTimeout time.Duration
 	Log         *slog.Logger
 
-	once  sync.Once
-	nudge chan struct{} // holds one: beat now, or look again
+	once    sync.Once
+	nudge   chan struct{} // holds one: beat now, or look again
+	steered chan struct{} // holds one: a turn was steered, look again
 
 	mu   sync.Mutex // guards held and every kept in it
-	held map[job.ID]*kept
+	held map[attemptKey]*kept
 }
 
 // kept is one attempt whose lease is kept, from its claim until its report is settled.
@@ -107,10 +107,15 @@ type kept struct {
 	lease   job.Lease
 	stop    context.CancelCauseFunc
 	control agent.Control // nil until the agent runs
+	// earlier are the attempts of the same job that were here when this one came.
+	earlier []*kept
 
 	standing Standing
-	ended    bool // the turn is over: its lease is kept for the report's sake alone
+	ended    bool          // the turn is over: its lease is kept for the report's sake alone
+	left     bool          // it is over, and something of it could not be shown to be gone
+	over     chan struct{} // closed with ended
 	stopped  bool
+	steering bool          // a freeze or a thaw is under way
 	begun    bool          // recorded is closed
 	beat     job.Beat      // what the next beat carries
 	recorded chan struct{} // closed once a beat with StartedAt succeeded
@@ -119,24 +124,36 @@ type kept struct {
 func (k *Keeper) init() {
 	k.once.Do(func() {
 		k.nudge = make(chan struct{}, 1)
-		k.held = make(map[job.ID]*kept)
+		k.steered = make(chan struct{}, 1)
+		k.held = make(map[attemptKey]*kept)
 		k.Every = cmp.Or(k.Every, 10*time.Second)
 		k.CallTimeout = cmp.Or(k.CallTimeout, k.Every)
 	})
 }
 
 // hold begins to keep a claimed lease. sent is when its claim was sent. stop ends
-// the attempt's context with a cause.
+// the attempt's context with a cause. Another attempt of the job that is still here
+// was closed while this worker could not hear of it: the newer lease says so.
 func (k *Keeper) hold(c job.Claimed, sent time.Time, stop context.CancelCauseFunc) *kept {
 	k.init()
 	h := &kept{
 		keeper: k, lease: c.Lease, stop: stop,
 		standing: Standing{Good: sent, Length: c.Length},
 		beat:     job.Beat{Lease: c.Lease},
-		recorded: make(chan struct{}),
+		recorded: make(chan struct{}), over: make(chan struct{}),
 	}
 	k.mu.Lock()
-	k.held[c.Job] = h
+	for _, other := range k.held {
+		switch {
+		case other.lease.Job != c.Job:
+		case other.lease.Number < c.Number:
+			other.standing.Lost = true
+			h.earlier = append(h.earlier, other)
+		case other.lease.Number > c.Number:
+			h.standing.Lost = true
+		}
+	}
+	k.held[keyOf(c.Lease)] = h
 	k.mu.Unlock()
 	k.Nudge()
 	return h
@@ -147,9 +164,7 @@ func (k *Keeper) Drop(id job.ID, attempt int) {
 	k.init()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if h := k.held[id]; h != nil && h.lease.Attempt == attempt {
-		delete(k.held, id)
-	}
+	delete(k.held, attemptKey{id, attempt})
 }
 
 // holds says whether the attempt's lease is kept.
@@ -157,8 +172,7 @@ func (k *Keeper) holds(id job.ID, attempt int) bool {
 	k.init()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	h := k.held[id]
-	return h != nil && h.lease.Attempt == attempt
+	return k.held[attemptKey{id, attempt}] != nil
 }
 
 // Nudge has the keeper look at once.
@@ -175,8 +189,10 @@ func (k *Keeper) Nudge() {
 func (k *Keeper) Hint(id job.ID) {
 	k.init()
 	k.mu.Lock()
-	h := k.held[id]
-	due := id == "" || h != nil && !h.ended
+	due := id == ""
+	for key, h := range k.held {
+		due = due || key.Job == id && !h.ended
+	}
 	k.mu.Unlock()
 	if due {
 		k.Nudge()
@@ -191,7 +207,8 @@ type answer struct {
 	err   error
 }
 
-// Run beats until ctx ends. A beat in flight never delays a freeze.
+// Run beats until ctx ends. Neither a beat in flight nor a turn that is slow to
+// freeze delays another turn's freeze.
 func (k *Keeper) Run(ctx context.Context) error {
 	k.init()
 	var (
@@ -200,7 +217,9 @@ func (k *Keeper) Run(ctx context.Context) error {
 		again    = false // asked for while a beat was in flight
 		next     = time.Now()
 		failures = 0
+		steers   sync.WaitGroup
 	)
+	defer steers.Wait()
 	defer func() {
 		if inFlight {
 			<-answers
@@ -231,7 +250,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 		if inFlight {
 			wake = now.Add(time.Hour)
 		}
-		if at := k.enforce(now); !at.IsZero() && at.Before(wake) {
+		if at := k.enforce(now, &steers); !at.IsZero() && at.Before(wake) {
 			wake = at
 		}
 		timer := time.NewTimer(time.Until(wake))
@@ -241,6 +260,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 			return nil
 		case <-k.nudge:
 			again = true
+		case <-k.steered:
 		case a := <-answers:
 			inFlight = false
 			if a.err != nil {
@@ -273,16 +293,18 @@ func (k *Keeper) beats() []job.Beat {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	beats := make([]job.Beat, 0, len(k.held))
-	for _, id := range slices.Sorted(maps.Keys(k.held)) {
-		if h := k.held[id]; !h.standing.Lost {
+	for _, h := range k.held {
+		if !h.standing.Lost {
 			beats = append(beats, h.beat)
 		}
 	}
+	slices.SortFunc(beats, func(a, b job.Beat) int { return cmp.Compare(a.Job, b.Job) })
 	return beats
 }
 
-// learn takes an answer in. A job that was dropped meanwhile, or that the answer
-// does not mention, learns nothing.
+// learn takes an answer in. An attempt that was dropped meanwhile, or that the answer
+// does not mention, learns nothing. No beat asks for two attempts of one job: all but
+// the newest are lost.
 func (k *Keeper) learn(a answer) {
 	asked := make(map[job.ID]job.Beat, len(a.asked))
 	for _, b := range a.asked {
@@ -291,7 +313,8 @@ func (k *Keeper) learn(a answer) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, b := range a.got {
-		h, sent := k.held[b.Job], asked[b.Job]
+		sent := asked[b.Job]
+		h := k.held[keyOf(sent.Lease)]
 		if h == nil || h.lease.Token != sent.Token {
 			continue
 		}
@@ -321,8 +344,10 @@ type steer struct {
 	cause   error
 }
 
-// enforce carries out every decision that is due and says when the next one is.
-func (k *Keeper) enforce(now time.Time) time.Time {
+// enforce has every decision that is due carried out, each on its own, and says when
+// the next one is. Steering a turn may take long; what it came to is looked at before
+// that turn is steered again.
+func (k *Keeper) enforce(now time.Time, steers *sync.WaitGroup) time.Time {
 	var todo []steer
 	var next time.Time
 	k.mu.Lock()
@@ -335,11 +360,12 @@ func (k *Keeper) enforce(now time.Time) time.Time {
 		case Stop:
 			h.stopped = true
 		case Freeze, Thaw:
-			if h.control == nil {
-				// Nothing runs, and starting refuses while the lease is in doubt.
+			if h.control == nil || h.steering {
+				// Nothing runs, and starting refuses while the lease is in doubt; or
+				// the end of the steering will wake the keeper.
 				continue
 			}
-			h.standing.Frozen = action == Freeze
+			h.standing.Frozen, h.steering = action == Freeze, true
 		}
 		if action != LetRun {
 			todo = append(todo, steer{h, h.control, action, cause})
@@ -350,7 +376,20 @@ func (k *Keeper) enforce(now time.Time) time.Time {
 	}
 	k.mu.Unlock()
 	for _, s := range todo {
-		k.carryOut(s)
+		if s.action == Stop {
+			k.carryOut(s)
+			continue
+		}
+		steers.Go(func() {
+			k.carryOut(s)
+			k.mu.Lock()
+			s.h.steering = false
+			k.mu.Unlock()
+			select {
+			case k.steered <- struct{}{}:
+			default:
+			}
+		})
 	}
 	return next
 }
@@ -380,6 +419,25 @@ func (k *Keeper) carryOut(s steer) {
 	s.h.stopped = true
 	k.mu.Unlock()
 	s.h.stop(fmt.Errorf("%w: %w", job.ErrLeaseLost, err))
+}
+
+// alone waits until no earlier attempt of the job runs here: there are never two
+// trees of one job at once. The error is the reason not to run.
+func (h *kept) alone(ctx context.Context) error {
+	for _, e := range h.earlier {
+		select {
+		case <-e.over:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		h.keeper.mu.Lock()
+		left := e.left
+		h.keeper.mu.Unlock()
+		if left {
+			return fmt.Errorf("something of attempt %d could not be shown to be gone here: %w", e.lease.Attempt, agent.ErrUnready)
+		}
+	}
+	return nil
 }
 
 // errDoubtful says that an agent may not start because the lease is in doubt.
@@ -436,9 +494,11 @@ func (h *kept) running(identity json.RawMessage) {
 	h.beat.Running = identity
 }
 
-// end says that the turn is over; its lease is kept until the report is settled.
-func (h *kept) end() {
+// end says that the turn is over, and whether it left something behind; its lease is
+// kept until the report is settled.
+func (h *kept) end(left bool) {
 	h.keeper.mu.Lock()
 	defer h.keeper.mu.Unlock()
-	h.ended = true
+	h.ended, h.left, h.earlier = true, left, nil
+	close(h.over)
 }

@@ -155,15 +155,18 @@ func (p *Pool) Run(ctx context.Context) error {
 	p.Log.Info("serving", "lanes", len(p.lanes), "worker", p.Turns.Worker)
 
 	<-ctx.Done()
+	drained := time.NewTimer(p.Drain)
+	defer drained.Stop()
 	p.mu.Lock()
 	p.draining = true
 	p.mu.Unlock()
 	p.Log.Info("draining: no more jobs are taken", "turns may go on for", p.Drain.String())
-	p.seen(keeping)
-	lanes.Wait()
+	keepers.Go(func() { p.seen(keeping) })
 	ended := make(chan struct{})
-	go func() { defer close(ended); p.running.Wait() }()
-	if !waited(ended, p.Drain) {
+	go func() { defer close(ended); lanes.Wait(); p.running.Wait() }()
+	select {
+	case <-ended:
+	case <-drained.C:
 		p.Log.Warn("draining took too long; the turns are stopped")
 		stopAll(job.ErrDrained)
 	}
@@ -186,17 +189,6 @@ func (p *Pool) Run(ctx context.Context) error {
 		return fmt.Errorf("serve: %w", cause)
 	}
 	return nil
-}
-
-func waited(done <-chan struct{}, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-done:
-		return true
-	case <-timer.C:
-		return false
-	}
 }
 
 func (p *Pool) must(err error) {
@@ -463,15 +455,19 @@ func (l *lane) claims(msgs []Message) ([]job.Claim, map[job.Token]time.Time) {
 	return claims, sent
 }
 
-// claim asks a few times: a claim whose answer was lost may have been granted.
+// claim asks a few times: a claim whose answer was lost may have been granted. Once
+// the order to stop came it asks no more: such a lease is left to lapse.
 func (l *lane) claim(ctx context.Context, claims []job.Claim) (granted []job.Claimed, err error) {
 	// A granted lease must be known even when the order to stop comes in between.
-	ctx = context.WithoutCancel(ctx)
+	asking := context.WithoutCancel(ctx)
 	for try := range 3 {
 		if try > 0 {
 			l.rest(ctx, time.Duration(try)*pause/4)
+			if ctx.Err() != nil {
+				break
+			}
 		}
-		err = l.pool.call(ctx, func(ctx context.Context) error {
+		err = l.pool.call(asking, func(ctx context.Context) error {
 			granted, err = l.pool.Store.Claim(ctx, l.pool.Turns.Worker, l.Lane, claims)
 			return err
 		})
@@ -503,7 +499,7 @@ func (l *lane) run(ctx context.Context, c job.Claimed, h *kept) {
 		stream = p.OpenTranscript(c.Job, c.Attempt)
 	}
 	rep, local := p.Turns.claimed(ctx, c, h, stream)
-	h.end()
+	h.end(len(rep.Left) > 0)
 	if stream != nil {
 		// It must not hold up the slot for long, nor the report.
 		defer func() {

@@ -317,6 +317,69 @@ func TestPool(t *testing.T) {
 		must(t, stop())
 	})
 
+	inBubble(t, "stops an attempt when its job comes here again, and runs the next after it", 2, func(t *testing.T, r *rig) {
+		r.runs.linger = 20 * time.Second
+		d := r.store.add(1, plain())
+		r.stream.push(d)
+		stop := r.serve(t)
+		<-r.runs.started
+		r.store.set(func() { r.store.away = true })
+		time.Sleep(10 * time.Minute)
+		// The reaper closed it, and its claim comes through before any beat does.
+		d.Dispatch = 2
+		r.store.set(func() {
+			r.store.away, r.store.deaf, r.store.dispatch[d.Job] = false, true, 2
+			delete(r.store.leases, d.Job)
+		})
+		r.stream.push(d)
+		time.Sleep(10 * time.Second)
+		r.store.set(func() { r.store.deaf = false })
+		if rep := <-r.store.reported; rep.Ending != job.EndFenced || rep.Lease.Attempt != 1 {
+			t.Errorf("reported %s of attempt %d", rep.Ending, rep.Lease.Attempt)
+		}
+		<-r.runs.started
+		r.runs.finish <- &agent.Result{}
+		if rep := <-r.store.reported; rep.Ending != job.EndDone || rep.Lease.Attempt != 2 {
+			t.Errorf("reported %s of attempt %d", rep.Ending, rep.Lease.Attempt)
+		}
+		if r.runs.most != 1 {
+			t.Errorf("%d trees of one job at once", r.runs.most)
+		}
+		synctest.Wait()
+		r.isEmpty(t)
+		must(t, stop())
+	})
+
+	inBubble(t, "steers other turns, and beats, while one is slow to freeze", 2, func(t *testing.T, r *rig) {
+		stuck := make(chan struct{})
+		r.runs.control.stuck = stuck
+		r.stream.push(r.store.add(1, plain()), r.store.add(2, plain()))
+		stop := r.serve(t)
+		<-r.runs.started
+		<-r.runs.started
+		synctest.Wait()
+		r.store.set(func() { r.store.away = true })
+		time.Sleep(46 * time.Second)
+		if h := r.runs.control.history(); !slices.Equal(h, []string{"freeze"}) {
+			t.Errorf("after 46 s: %v", h)
+		}
+		r.store.set(func() { r.store.away = false })
+		time.Sleep(20 * time.Second)
+		if h := r.runs.control.history(); !slices.Equal(h, []string{"freeze", "thaw"}) {
+			t.Errorf("once Postgres answers: %v", h)
+		}
+		close(stuck)
+		synctest.Wait()
+		if h := r.runs.control.history(); !slices.Equal(h, []string{"freeze", "thaw", "freeze", "thaw"}) {
+			t.Errorf("once the slow one stands still: %v", h)
+		}
+		r.runs.finish <- &agent.Result{}
+		r.runs.finish <- &agent.Result{}
+		<-r.store.reported
+		<-r.store.reported
+		must(t, stop())
+	})
+
 	inBubble(t, "stops a turn that cannot be frozen", 1, func(t *testing.T, r *rig) {
 		r.runs.control.err = errors.New("stuck")
 		r.stream.push(r.store.add(1, plain()))
@@ -410,6 +473,27 @@ func TestPool(t *testing.T) {
 			t.Errorf("reported %s", rep.Ending)
 		}
 		r.isEmpty(t)
+	})
+
+	inBubble(t, "drains by one clock, although a claim has no answer", 2, func(t *testing.T, r *rig) {
+		r.stream.push(r.store.add(1, plain()))
+		stop := r.serve(t)
+		<-r.runs.started
+		r.store.set(func() { r.store.stalled = true })
+		r.stream.push(r.store.add(2, plain()))
+		time.Sleep(20 * time.Second) // into one of the tries
+		begun, claims := time.Now(), 0
+		r.store.set(func() { claims = r.store.claims })
+		must(t, stop())
+		if took := time.Since(begun); took > r.pool.Drain+time.Second {
+			t.Errorf("it took %s", took)
+		}
+		if claims == 0 || r.store.claims != claims {
+			t.Errorf("%d claims before, %d after", claims, r.store.claims)
+		}
+		if len(r.stream.naked) == 0 {
+			t.Error("the message was not given back")
+		}
 	})
 
 	inBubble(t, "drains while Postgres is away, and the next worker settles", 1, func(t *testing.T, r *rig) {

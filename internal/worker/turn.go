@@ -306,6 +306,9 @@ func (t *Turns) claimed(ctx context.Context, c job.Claimed, h *kept, stream Tran
 	if err == nil {
 		rep.Agent, rep.Model = agentName(a.profile.Agent), a.profile.Model
 		a.mark.Agent, a.mark.Model = rep.Agent, rep.Model
+		err = h.alone(ctx)
+	}
+	if err == nil {
 		res, err = a.run(ctx)
 	}
 	rep.EndedAt = time.Now().UTC()
