@@ -52,6 +52,8 @@
 //	attempts cannot be made ready   three in a row for reasons of this worker's own close
 //	                                the lane until it starts again
 //	a report nobody knows           is set aside in rejected/ and told; it blocks no other
+//	a report that cannot be stored  what its job needs of it is settled, and the whole is set
+//	                                aside; its lease is not kept for ever
 //
 // # What each side may assume
 //

@@ -48,6 +48,20 @@ func TestPool(t *testing.T) {
 		must(t, stop())
 	})
 
+	inBubble(t, "reports a time beyond what can be written", 1, func(t *testing.T, r *rig) {
+		r.stream.push(r.store.add(1, plain()))
+		stop := r.serve(t)
+		<-r.runs.started
+		r.runs.finish <- &agent.Result{IsError: true, Failure: agent.FailureLimited, RateLimit: &agent.RateLimit{Status: "rejected", ResetsAt: time.Unix(1<<50, 0)}}
+		rep := <-r.store.reported
+		if rep.Ending != job.EndLimited || rep.RetryAfter.Year() != 9999 || rep.RateLimit == nil || rep.Result == nil || len(rep.Notes) != 0 {
+			t.Errorf("reported %+v", rep)
+		}
+		synctest.Wait()
+		r.isEmpty(t)
+		must(t, stop())
+	})
+
 	inBubble(t, "estimates what an agent does not price, and says that its cap is inert", 1, func(t *testing.T, r *rig) {
 		prices, err := worker.ParsePrices([]byte("models:\n  m*: {input: 2, output: 8}\n"))
 		must(t, err)

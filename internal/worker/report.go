@@ -18,10 +18,10 @@ const maxText = 256 << 10
 // fillResult copies what the runner found into a report.
 func fillResult(rep *job.Report, res *agent.Result, prices *Prices) {
 	rep.Started = true
-	rep.StartedAt = res.StartedAt
+	rep.StartedAt = tellable(res.StartedAt)
 	rep.DurationMS = res.Duration.Milliseconds()
 	if !res.StartedAt.IsZero() {
-		rep.EndedAt = res.StartedAt.Add(res.Duration).UTC()
+		rep.EndedAt = tellable(res.StartedAt.Add(res.Duration))
 	}
 	rep.ToolCalls, rep.NumTurns = res.ToolCalls, res.NumTurns
 	rep.AgentVersion, rep.Conversation = clean(res.AgentVersion), clean(res.ClaudeID)
@@ -40,14 +40,15 @@ func fillResult(rep *job.Report, res *agent.Result, prices *Prices) {
 	if res.HasOutcome {
 		rep.Outcome = &job.Outcome{Status: clean(res.Outcome.Status), Note: clean(res.Outcome.Note), Work: cleanRef(res.Outcome.Work)}
 	}
+	kept := *res
+	kept.ResultText, kept.StartedAt = rep.ResultText, rep.StartedAt
 	if res.RateLimit != nil {
-		rep.RateLimit = storable(res.RateLimit)
+		kept.RateLimit = limit(res.RateLimit)
+		rep.RateLimit = storable(kept.RateLimit)
 		if rep.Ending == job.EndLimited {
-			rep.RetryAfter = res.RateLimit.ResetsAt
+			rep.RetryAfter = kept.RateLimit.ResetsAt
 		}
 	}
-	kept := *res
-	kept.ResultText = rep.ResultText
 	rep.Result = storable(&kept)
 	if res.SessionDir != "" {
 		rep.SessionDir = res.SessionDir
@@ -64,7 +65,39 @@ func fillProgress(rep *job.Report, p agent.Progress, models map[string]agent.Usa
 	}
 	rep.Usage = usage(models, prices)
 	if p.RateLimit != nil {
-		rep.RateLimit = storable(p.RateLimit)
+		rep.RateLimit = storable(limit(p.RateLimit))
+	}
+}
+
+// limit is what an agent told of a limit, with a time that can be written.
+func limit(l *agent.RateLimit) *agent.RateLimit {
+	told := *l
+	told.ResetsAt = tellable(l.ResetsAt)
+	return &told
+}
+
+// tellable is t as JSON and Postgres can hold it, in the years 1 to 9999: an agent may
+// tell any number of seconds. What is before is as good as unknown.
+func tellable(t time.Time) time.Time {
+	t = t.UTC()
+	switch y := t.Year(); {
+	case y < 1:
+		return time.Time{}
+	case y > 9999:
+		return time.Date(9999, time.December, 31, 23, 59, 59, 0, time.UTC)
+	}
+	return t
+}
+
+// least is what a job needs of a report to go on: how the attempt ended, and what that
+// is decided by. note says where the rest is.
+func least(r job.Report, note string) job.Report {
+	return job.Report{
+		Version: r.Version, Lease: r.Lease, Worker: r.Worker, Host: r.Host,
+		Ending: r.Ending, Reason: clip(clean(r.Reason), maxReason), RetryAfter: tellable(r.RetryAfter),
+		Started: r.Started, StartedAt: tellable(r.StartedAt), EndedAt: tellable(r.EndedAt), DurationMS: r.DurationMS,
+		IsError: r.IsError, ToolCalls: r.ToolCalls, NumTurns: r.NumTurns, CostUSD: r.CostUSD,
+		Notes: []string{note},
 	}
 }
 

@@ -51,7 +51,8 @@ type Settler struct {
 	Reports Reports
 	Results Results // nil is no second way
 	State   *StateDir
-	// Settled, when set, is called for each attempt whose report is in Postgres.
+	// Settled, when set, is called for each attempt whose report is in Postgres, or never
+	// will be.
 	Settled func(job.Settled)
 	// Most is how many unsettled reports are kept before Room refuses; default 1000.
 	Most int
@@ -76,6 +77,7 @@ type unsettled struct {
 	since     time.Time
 	due       time.Time
 	tries     int
+	refused   int // times it was tried alone and Postgres would not take it
 	published bool
 	unspooled bool // the disk would not take it: this copy is the only one
 }
@@ -92,11 +94,17 @@ func (s *Settler) init() {
 }
 
 // Put takes a report over. Once it returns nil the report survives a crash. On an
-// error it is kept in memory only and settled nevertheless.
+// error it is kept in memory only and settled nevertheless. Of one that cannot be
+// written the least is taken.
 func (s *Settler) Put(r job.Report) error {
 	s.init()
 	s.Hooks.at(BeforeSpool)
 	err := s.spool.put(r)
+	if errors.Is(err, errUnwritable) {
+		s.Log.Error("a report cannot be written; what its job needs of it is kept", "job", r.Lease.Job, "attempt", r.Lease.Attempt, "error", err)
+		r = least(r, "the full report could not be written; the session directory has what the agent said")
+		err = s.spool.put(r)
+	}
 	s.Hooks.at(AfterSpool)
 	s.add(&unsettled{key: keyOf(r.Lease), report: &r, unspooled: err != nil})
 	return err
@@ -251,6 +259,12 @@ func (s *Settler) settle(ctx context.Context, batch []*unsettled) {
 		s.done(u, job.Settled{Job: u.key.Job, Attempt: u.key.Attempt, How: job.SettledNever}, s.spool.reject(u.key.file()))
 		return
 	}
+	if err != nil && len(sent) == 1 && !away(err) && ctx.Err() == nil {
+		u := sent[0]
+		if u.refused++; u.refused >= lonelyTries && s.lessen(ctx, u, reports[0], err) {
+			return
+		}
+	}
 	answered := make(map[attemptKey]job.Settled, len(answers))
 	for _, a := range answers {
 		answered[attemptKey{a.Job, a.Attempt}] = a
@@ -273,6 +287,29 @@ func (s *Settler) settle(ctx context.Context, batch []*unsettled) {
 			s.done(u, a, s.spool.remove(u.key))
 		}
 	}
+}
+
+// lonelyTries is how often a report is tried alone before the least of it is.
+const lonelyTries = 4
+
+// lessen settles the least of a report that Postgres will not take and sets the whole
+// aside: a job must not run for ever for what one report says. When the least is not
+// taken either, the fault is no report's, and the whole is kept.
+func (s *Settler) lessen(ctx context.Context, u *unsettled, whole job.Report, refused error) bool {
+	small := least(whole, "Postgres would not take the full report; its worker has set it aside as "+u.key.file())
+	answers, err := s.call(ctx, []job.Report{small})
+	if err != nil || len(answers) != 1 || disposals[answers[0].How] == keep {
+		return false
+	}
+	s.Log.Error("Postgres does not take a report; what its job needs of it is settled, and the whole is set aside",
+		"job", u.key.Job, "attempt", u.key.Attempt, "file", u.key.file(), "error", refused)
+	if u.unspooled {
+		err = s.spool.setAside(whole)
+	} else {
+		err = s.spool.reject(u.key.file())
+	}
+	s.done(u, answers[0], err)
+	return true
 }
 
 func (s *Settler) call(ctx context.Context, reports []job.Report) ([]job.Settled, error) {
@@ -300,10 +337,8 @@ func (s *Settler) unreadable(u *unsettled, err error) {
 		return
 	}
 	s.Log.Error("a spooled report cannot be read; it is set aside", "job", u.key.Job, "attempt", u.key.Attempt, "error", err)
-	if err := s.spool.reject(u.key.file()); err != nil {
-		s.Log.Error("the spool", "error", err)
-	}
-	s.drop(u)
+	// Nothing will be settled: whoever keeps its lease must let it lapse.
+	s.done(u, job.Settled{Job: u.key.Job, Attempt: u.key.Attempt, How: job.SettledNever}, s.spool.reject(u.key.file()))
 }
 
 // again keeps a report for later, and brings it to the stream when Postgres has

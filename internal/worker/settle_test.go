@@ -59,7 +59,7 @@ func TestSettler(t *testing.T) {
 	inBubble("one report that Postgres will not take holds up no other", func(t *testing.T, b *bench) {
 		b.store.set(func() {
 			b.store.refuse = func(r job.Report) error {
-				if r.ResultText == "2" {
+				if r.Lease == reportOf(2).Lease {
 					return errors.New("constraint")
 				}
 				return nil
@@ -69,11 +69,43 @@ func TestSettler(t *testing.T) {
 			must(t, b.Put(reportOf(n+1)))
 		}
 		time.Sleep(time.Minute)
-		if b.Count() != 1 || len(b.store.settled) != 2 || !b.Pending(reportOf(2).Lease.Job, 1) {
+		if b.Count() != 1 || len(b.store.settled) != 2 || !b.Pending(reportOf(2).Lease.Job, 1) || len(b.rig.files(t, "rejected")) != 0 {
 			t.Errorf("%d are left, %d settled", b.Count(), len(b.store.settled))
 		}
 		b.store.set(func() { b.store.refuse = nil })
 		time.Sleep(time.Minute)
+		synctest.Wait()
+		b.rig.isEmpty(t)
+	})
+	inBubble("settles the least of what Postgres will not take, and sets the whole aside", func(t *testing.T, b *bench) {
+		b.store.set(func() {
+			b.store.refuse = func(r job.Report) error {
+				if r.ResultText == "1" {
+					return errors.New("value out of range")
+				}
+				return nil
+			}
+		})
+		whole := reportOf(1)
+		usd := job.USDFromFloat(0.25)
+		whole.IsError, whole.Started, whole.ToolCalls, whole.CostUSD, whole.Reason = true, true, 7, &usd, "why"
+		must(t, b.Put(whole))
+		got := <-b.store.reported
+		if got.Ending != whole.Ending || got.Reason != "why" || !got.IsError || !got.Started || got.ToolCalls != 7 || got.CostUSD.String() != "0.25" || got.ResultText != "" || len(got.Notes) != 1 {
+			t.Errorf("settled %+v", got)
+		}
+		synctest.Wait()
+		if files := b.rig.files(t, "rejected"); len(files) != 1 || b.Count() != 0 || len(b.rig.files(t, "spool")) != 0 {
+			t.Errorf("rejected %v, %d left", files, b.Count())
+		}
+	})
+	inBubble("settles the least of what cannot be written", func(t *testing.T, b *bench) {
+		r := reportOf(1)
+		r.Result, r.RetryAfter = json.RawMessage("{"), time.Unix(1<<50, 0)
+		must(t, b.Put(r))
+		if got := <-b.store.reported; got.Ending != r.Ending || got.RetryAfter.Year() != 9999 || len(got.Notes) != 1 {
+			t.Errorf("settled %+v", got)
+		}
 		synctest.Wait()
 		b.rig.isEmpty(t)
 	})
@@ -116,9 +148,18 @@ func TestSettler(t *testing.T) {
 			must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
 		}
 		must(t, os.Mkdir(filepath.Join(dir, name(6)), 0o700))
+		never := 0
+		b.Settled = func(s job.Settled) {
+			if s.How == job.SettledNever {
+				never++
+			}
+		}
 		must(t, b.Replay())
 		time.Sleep(time.Second)
 		synctest.Wait()
+		if never != 4 {
+			t.Errorf("told of %d that will never be settled, want 4", never)
+		}
 		if len(b.store.settled) != 1 || len(b.rig.files(t, "spool")) != 0 || len(b.rig.files(t, "rejected")) != 6 {
 			t.Errorf("settled %d, spool %v, rejected %v", len(b.store.settled), b.rig.files(t, "spool"), b.rig.files(t, "rejected"))
 		}

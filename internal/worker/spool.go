@@ -48,13 +48,16 @@ func (s *StateDir) newSpool() spool { return spool{s.spool(), s.rejected()} }
 func (s spool) put(r job.Report) error {
 	b, err := json.Marshal(r)
 	if err != nil {
-		return fmt.Errorf("spool report of %s: %w", keyOf(r.Lease), err)
+		return fmt.Errorf("spool report of %s: %w: %w", keyOf(r.Lease), errUnwritable, err)
 	}
 	if err := writeDurably(s.dir, keyOf(r.Lease).file(), b); err != nil {
 		return fmt.Errorf("spool report of %s: %w", keyOf(r.Lease), err)
 	}
 	return nil
 }
+
+// errUnwritable says that a report holds what JSON cannot.
+var errUnwritable = errors.New("the report cannot be written")
 
 // errUnreadable says that a file will never be a report.
 var errUnreadable = errors.New("not a report")
@@ -110,6 +113,11 @@ func (s spool) reject(file string) error {
 		return fmt.Errorf("set %s aside: %w", file, err)
 	}
 	return nil
+}
+
+// setAside keeps a report that is not in the spool for a person to look at.
+func (s spool) setAside(r job.Report) error {
+	return spool{dir: s.rejected}.put(r)
 }
 
 // list names the attempts whose reports are here, and the files that are none.
