@@ -44,7 +44,14 @@ mkdir -p .cache/bin
 
 # Every package that has tests must have passed one; a whole run also needs the suites that prove the system.
 mapfile -t must < <(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' "${packages[@]}" | sed '/^$/d')
-[ -z "$whole" ] || must+=(turnpike/internal/archtest turnpike/internal/testenv turnpike/internal/e2e)
+if [ -n "$whole" ]; then
+	must+=(turnpike/internal/archtest turnpike/internal/testenv turnpike/internal/e2e)
+	# Each of the four real CLIs: the suite of its driver, the kills, and its example.
+	for agent in claude codex opencode pi; do
+		must+=("turnpike/internal/agent/driver/$agent:TestDriver" "turnpike/internal/agent/killtest:TestKills/$agent"
+			"turnpike/internal/e2e:TestExamples/$agent")
+	done
+fi
 sum=()
 [ "${CI:-}" != true ] || sum+=(-no-skips)
 go test -race -timeout 20m -json "${flags[@]}" "${packages[@]}" | .cache/bin/testsum "${sum[@]}" "${must[@]}"

@@ -57,5 +57,6 @@ var Map = []Rule{
 	{Package: "internal/archtest", May: []string{"..."}, Tests: true},
 	{Package: "internal/e2e", May: []string{"..."}, Tests: true},
 	{Package: "internal/agent/agenttest", May: []string{"..."}, Tests: true},
+	{Package: "internal/agent/killtest", May: []string{"..."}, Tests: true},
 	{Package: "internal/agent/driver/drivertest", May: []string{"..."}, Tests: true},
 }

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -55,7 +56,7 @@ func TestTurn(t *testing.T) {
 		t.Errorf("%d orphans", n)
 	}
 	out := s.run("dispatcher", 0, "logs", string(id), "--server", "http://"+s.addr)
-	if !strings.Contains(out, "All done.") || !strings.Contains(out, "> Write") {
+	if !strings.Contains(out, "All done.") || !strings.Contains(out, "> Write") || !strings.Contains(out, "=== attempt 1 done: "+strconv.Itoa(a.NumTurns)+" turns, cost $") {
 		t.Errorf("logs:\n%s", out)
 	}
 	if out := s.run("dispatcher", 0, "report", "--by", "agent", "--server", "http://"+s.addr); !strings.Contains(out, "claude") {

@@ -1,0 +1,14 @@
+package killtest_test
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"turnpike/internal/agent/driver/drivertest"
+)
+
+func TestMain(m *testing.M) {
+	drivertest.Entry()
+	goleak.VerifyTestMain(m)
+}
