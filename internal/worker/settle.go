@@ -385,5 +385,7 @@ func (s *Settler) done(u *unsettled, a job.Settled, err error) {
 func (s *Settler) drop(u *unsettled) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.waiting, u.key)
+	if s.waiting[u.key] == u { // the same attempt may have been put again meanwhile
+		delete(s.waiting, u.key)
+	}
 }
