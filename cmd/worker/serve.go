@@ -59,6 +59,7 @@ TURNPIKE_NATS_USER and TURNPIKE_NATS_PASSWORD where the URL has none.`,
 	f.Duration("grace", 10*time.Second, "time between asking an agent to end and ending it")
 	f.Duration("keep-sessions", 7*24*time.Hour, "how long session directories are kept")
 	f.Int64("keep-sessions-mib", 5<<10, "how much session directories may take before the oldest go, in MiB")
+	f.Int64("keep-mirrors-mib", 10<<10, "how much mirrors of git repositories may take before the longest unused go, in MiB")
 	return cmd
 }
 
@@ -77,6 +78,7 @@ func serve(cmd *cobra.Command, _ []string) error {
 	}
 	defer b.state.Close()
 	b.turns.Grace = s.Duration("grace")
+	b.mirrors.KeepBytes = s.Int64("keep-mirrors-mib") << 20
 
 	db, err := openStore(cmd.Context(), s, b.turns.Worker)
 	if err != nil {
@@ -96,7 +98,7 @@ func serve(cmd *cobra.Command, _ []string) error {
 		Cancels:        nc,
 		Results:        nc,
 		OpenTranscript: func(id job.ID, attempt int) worker.Transcript { return nc.OpenTranscript(id, attempt) },
-		Retention:      worker.Retention{SessionAge: s.Duration("keep-sessions"), SessionBytes: s.Int64("keep-sessions-mib") << 20},
+		Retention:      worker.Retention{SessionAge: s.Duration("keep-sessions"), SessionBytes: s.Int64("keep-sessions-mib") << 20, Workspaces: b.mirrors},
 		Version:        buildinfo.String(),
 		BeatEvery:      s.Duration("beat"),
 		Drain:          s.Duration("drain"),

@@ -38,6 +38,7 @@ func turnFlags(cmd *cobra.Command, stateDir, logLevel string) {
 	f.String("state-dir", stateDir, "where sessions, spool and marks are kept; one worker at a time")
 	f.StringSlice("bin", nil, "an agent's executable, as NAME=PATH; repeat it for more")
 	f.Bool("keep-scratch", false, "keep scratch workspaces after their turns")
+	f.Duration("git-timeout", 10*time.Minute, "how long a repository may take to be fetched and checked out")
 	f.Int64("min-free-mib", 256, "free disk space below which no turn is begun, in MiB")
 	f.Bool("landlock-only", false, "confine without namespaces even where they work")
 	f.Bool("landlock-unix-sockets", false, "let turns confined by Landlock alone open unix sockets, which the report tool needs below Landlock ABI 9;\nonly where no engine's or database's socket can be reached")
@@ -70,6 +71,7 @@ type bench struct {
 	ceiling *worker.Ceiling
 	state   *worker.StateDir
 	turns   *worker.Turns
+	mirrors *workspace.Git
 	log     *slog.Logger
 }
 
@@ -104,7 +106,8 @@ func setUp(cmd *cobra.Command, s *cli.Settings) (_ *bench, err error) {
 		Dir:     &workspace.Dir{},
 		Scratch: &workspace.Scratch{Root: filepath.Join(state.Work(), "scratch"), Keep: s.Bool("keep-scratch")},
 		Git: &workspace.Git{
-			Root: filepath.Join(state.Work(), "git"),
+			Root:    filepath.Join(state.Work(), "git"),
+			Timeout: s.Duration("git-timeout"),
 			Credentials: func(name string) (workspace.Credential, bool) {
 				username, password, ok := ceiling.GitCredential(name, os.Environ())
 				return workspace.Credential{Username: username, Password: password}, ok
@@ -139,7 +142,7 @@ func setUp(cmd *cobra.Command, s *cli.Settings) (_ *bench, err error) {
 		}
 		r.Skills, r.SkillMountDirs = skillDir{dir}, []string{dir}
 	}
-	b := &bench{ceiling: ceiling, state: state, log: log}
+	b := &bench{ceiling: ceiling, state: state, mirrors: places.Git, log: log}
 	b.turns = &worker.Turns{
 		Ceiling:    ceiling,
 		State:      state,

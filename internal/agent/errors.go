@@ -15,6 +15,9 @@ var (
 	ErrPolicyChanged = errors.New("policy changed")
 	// ErrReleased says that the session was released.
 	ErrReleased = errors.New("session released")
+	// ErrMissing says that something a request names, a repository or a ref of it, is
+	// not there, by the word of who would have it. Asking again does not bring it.
+	ErrMissing = errors.New("not there")
 	// ErrUnready says that the worker could not make the turn ready: a disk is
 	// full, a binary is missing, an engine is down. Another worker may.
 	ErrUnready = errors.New("not ready")

@@ -28,6 +28,7 @@ var refusals = []struct {
 	{kind(agent.ErrNotGranted), job.EndRefused},
 	{kind(agent.ErrUnsupported), job.EndRefused},
 	{kind(agent.ErrPolicyChanged), job.EndRefused},
+	{kind(agent.ErrMissing), job.EndRefused},
 	{kind(agent.ErrUnready), job.EndUnready},
 	{kind(agent.ErrReleased), job.EndUnready},
 }

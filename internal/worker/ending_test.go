@@ -35,6 +35,7 @@ func TestEnded(t *testing.T) {
 		{"outside grants", nil, wrap(agent.ErrNotGranted), nil, job.EndRefused},
 		{"cannot be enforced", nil, wrap(agent.ErrUnsupported), nil, job.EndRefused},
 		{"policy changed", nil, wrap(agent.ErrPolicyChanged), nil, job.EndRefused},
+		{"a ref that is not there", nil, wrap(agent.ErrMissing), nil, job.EndRefused},
 		{"a refusal stays one when cancelled too", nil, wrap(agent.ErrNotGranted), cancelled, job.EndRefused},
 		{"not ready", nil, wrap(agent.ErrUnready), nil, job.EndUnready},
 		{"session released", nil, wrap(agent.ErrReleased), nil, job.EndUnready},
@@ -78,7 +79,7 @@ func TestEnded(t *testing.T) {
 // TestEndedIsTotal: whatever comes, there is an ending of the worker's own, one that
 // says that nothing started only if nothing did.
 func TestEndedIsTotal(t *testing.T) {
-	kinds := []error{nil, agent.ErrNotGranted, agent.ErrUnsupported, agent.ErrPolicyChanged, agent.ErrReleased, agent.ErrUnready, job.ErrInvalid, context.Canceled, context.DeadlineExceeded, errors.New("x\x00\xff")}
+	kinds := []error{nil, agent.ErrNotGranted, agent.ErrUnsupported, agent.ErrPolicyChanged, agent.ErrMissing, agent.ErrReleased, agent.ErrUnready, job.ErrInvalid, context.Canceled, context.DeadlineExceeded, errors.New("x\x00\xff")}
 	reasons := []error{nil, &job.Cancelled{}, job.ErrLeaseLost, job.ErrDrained, context.Canceled, errors.New("other")}
 	rapid.Check(t, func(t *rapid.T) {
 		var res *agent.Result

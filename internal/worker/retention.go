@@ -24,13 +24,21 @@ type Retention struct {
 	SessionBytes int64
 	// RejectedAge bounds the files set aside; default 30 days.
 	RejectedAge time.Duration
-	Every       time.Duration // default 10 minutes
+	// Workspaces, when set, are swept with the rest: what they keep between attempts is
+	// theirs to bound.
+	Workspaces Sweeper
+	Every      time.Duration // default 10 minutes
 
 	// The pool fills these in.
 
 	Turns *Turns
 	InUse func(job.ID, int) bool
 	Log   *slog.Logger
+}
+
+// Sweeper removes what is old and in nobody's use.
+type Sweeper interface {
+	Sweep(ctx context.Context, now time.Time) error
 }
 
 // Run sweeps until ctx ends.
@@ -51,7 +59,11 @@ func (r *Retention) Run(ctx context.Context) error {
 
 // Sweep removes what is due.
 func (r *Retention) Sweep(ctx context.Context, now time.Time) error {
-	return errors.Join(r.sessions(ctx, now), r.rejected(now))
+	err := errors.Join(r.sessions(ctx, now), r.rejected(now))
+	if r.Workspaces != nil {
+		err = errors.Join(err, r.Workspaces.Sweep(ctx, now))
+	}
+	return err
 }
 
 func (r *Retention) sessions(ctx context.Context, now time.Time) error {

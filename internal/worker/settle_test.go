@@ -222,6 +222,11 @@ func TestStateDir(t *testing.T) {
 	})
 }
 
+// sweeper notes when it is asked to sweep.
+type sweeper chan time.Time
+
+func (s sweeper) Sweep(_ context.Context, now time.Time) error { s <- now; return nil }
+
 func TestRetention(t *testing.T) {
 	r := newRig(t, 1)
 	root := r.state.Sessions()
@@ -239,7 +244,12 @@ func TestRetention(t *testing.T) {
 		SessionAge: 10 * time.Hour, SessionBytes: 150, RejectedAge: time.Nanosecond, Turns: r.pool.Turns, Log: quiet(),
 		InUse: func(id job.ID, attempt int) bool { return id == reportOf(7).Lease.Job && attempt == 1 },
 	}
+	swept := make(sweeper, 1)
+	ret.Workspaces = swept
 	must(t, ret.Sweep(t.Context(), time.Now().Add(time.Minute)))
+	if len(swept) != 1 {
+		t.Error("workspaces were not swept")
+	}
 	for dir, want := range map[string]bool{old: false, busy: true, fresh: true, second: false} {
 		if _, err := os.Stat(dir); (err == nil) != want {
 			t.Errorf("%s: kept is %v, want %v", strings.TrimPrefix(dir, root), err == nil, want)

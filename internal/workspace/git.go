@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"turnpike/internal/agent"
@@ -42,9 +43,16 @@ type Git struct {
 	Credentials func(name string) (Credential, bool)
 	// MaxPatch bounds what Patch writes; default 1 GiB.
 	MaxPatch int64
+	// Timeout bounds Acquire, with the wait for another attempt's fetch of the same
+	// repository; default 10 minutes.
+	Timeout time.Duration
+	// KeepAge and KeepBytes bound the mirrors nobody works from; default 30 days and
+	// 10 GiB. See Sweep.
+	KeepAge   time.Duration
+	KeepBytes int64
 
 	mu      sync.Mutex // guards mirrors and bases
-	mirrors map[string]*sync.Mutex
+	mirrors map[string]lock
 	bases   map[string]base
 }
 
@@ -62,8 +70,9 @@ var _ vcs.Provider[GitSpec] = (*Git)(nil)
 
 var commitForm = regexp.MustCompile(`^[0-9a-f]{40}([0-9a-f]{24})?$`)
 
-// Acquire implements vcs.Provider. A repository that cannot be fetched is
-// agent.ErrUnready; one that may not be is agent.ErrNotGranted or ErrUnsupported.
+// Acquire implements vcs.Provider. A repository that cannot be fetched, or not in time,
+// is agent.ErrUnready; one whose server says that it, or the ref, is not there is
+// agent.ErrMissing; one that may not be fetched is agent.ErrNotGranted or ErrUnsupported.
 func (g *Git) Acquire(ctx context.Context, spec GitSpec) (_ vcs.Workspace, err error) {
 	cred, err := g.credential(spec.Checkout)
 	if err != nil {
@@ -73,10 +82,15 @@ func (g *Git) Acquire(ctx context.Context, spec GitSpec) (_ vcs.Workspace, err e
 	if err != nil {
 		return vcs.Workspace{}, err
 	}
+	timeout := cmp.Or(g.Timeout, 10*time.Minute)
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("it took longer than %s", timeout))
+	defer cancel()
 	mirror := filepath.Join(root, "mirrors", mirrorName(spec.URL))
 	lock := g.lock(mirror)
-	lock.Lock()
-	defer lock.Unlock()
+	if err := lock.acquire(ctx); err != nil {
+		return vcs.Workspace{}, unready("wait for another fetch of "+redact(spec.URL), err)
+	}
+	defer lock.release()
 	commit, err := g.fetch(ctx, mirror, spec.Checkout, cred)
 	if err != nil {
 		return vcs.Workspace{}, err
@@ -114,12 +128,23 @@ func (g *Git) Acquire(ctx context.Context, spec GitSpec) (_ vcs.Workspace, err e
 	return vcs.Workspace{Dir: dir}, nil
 }
 
-// Release implements vcs.Provider. The clone goes, the mirror stays.
-func (g *Git) Release(_ context.Context, w vcs.Workspace) error {
+// Release implements vcs.Provider. The clone goes, the mirror stays, without the commit
+// that was kept for this clone alone.
+func (g *Git) Release(ctx context.Context, w vcs.Workspace) error {
 	g.mu.Lock()
+	b, ok := g.bases[w.Dir]
 	delete(g.bases, w.Dir)
 	g.mu.Unlock()
-	return removeOwn(filepath.Join(g.Root, "clones"), w.Dir)
+	err := removeOwn(filepath.Join(g.Root, "clones"), w.Dir)
+	if !ok {
+		return err
+	}
+	// Where somebody is at it, a later release or sweep forgets this one's too.
+	if lock := g.lock(b.gitDir); lock.try() {
+		defer lock.release()
+		err = errors.Join(err, g.forgetLocked(ctx, b.gitDir))
+	}
+	return err
 }
 
 // Clean removes the clones an earlier worker left. It must be called while no turn
@@ -280,6 +305,11 @@ func (g *Git) fetch(ctx context.Context, mirror string, c vcs.Checkout, cred *Cr
 			return "", unready("make mirror", err)
 		}
 	}
+	// What it was last used by; see Sweep.
+	now := time.Now()
+	if err := os.Chtimes(mirror, now, now); err != nil {
+		return "", unready("use mirror", err)
+	}
 	env := transport(cred)
 	ref := c.Ref
 	if ref == "" {
@@ -299,7 +329,7 @@ func (g *Git) fetch(ctx context.Context, mirror string, c vcs.Checkout, cred *Cr
 	}
 	// The mirror keeps the branches, so that the next fetch is small.
 	if err := fetch("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"); err != nil {
-		return "", unready("fetch "+redact(c.URL), err)
+		return "", unfetched("fetch "+redact(c.URL), err)
 	}
 	var commit string
 	if commitForm.MatchString(ref) {
@@ -307,15 +337,18 @@ func (g *Git) fetch(ctx context.Context, mirror string, c vcs.Checkout, cred *Cr
 	}
 	if commit == "" {
 		if err := fetch(ref); err != nil {
-			return "", unready("fetch "+ref+" of "+redact(c.URL), err)
+			return "", unfetched("fetch "+ref+" of "+redact(c.URL), err)
 		}
 		commit = resolve("FETCH_HEAD")
 	}
+	if err := ctx.Err(); err != nil {
+		return "", unready("resolve "+ref, context.Cause(ctx))
+	}
 	if commit == "" {
-		return "", unready("resolve "+ref, errors.New("it names no commit"))
+		return "", fmt.Errorf("resolve %s of %s: it names no commit: %w", ref, redact(c.URL), agent.ErrMissing)
 	}
 	// A commit that no branch holds must survive.
-	if _, err := g.run(ctx, nil, "--git-dir="+mirror, "update-ref", "refs/turnpike/"+commit, commit); err != nil {
+	if _, err := g.run(ctx, nil, "--git-dir="+mirror, "update-ref", keptRefs+commit, commit); err != nil {
 		return "", unready("keep "+ref, err)
 	}
 	return commit, nil
@@ -337,16 +370,17 @@ func transport(c *Credential) []string {
 	return []string{"TURNPIKE_GIT_USERNAME=" + c.Username, "TURNPIKE_GIT_PASSWORD=" + c.Password}
 }
 
-func (g *Git) lock(mirror string) *sync.Mutex {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.mirrors == nil {
-		g.mirrors = make(map[string]*sync.Mutex)
+// absences is how git, in the C locale, tells that a repository or a ref is not there,
+// as against out of reach. What it does not tell apart is taken for out of reach.
+var absences = regexp.MustCompile(`couldn't find remote ref|not our ref|does not allow request for unadvertised object|` +
+	`does not appear to be a git repository|repository '[^']*' not found`)
+
+// unfetched says whether fetching again can help.
+func unfetched(doing string, err error) error {
+	if absences.MatchString(err.Error()) {
+		return fmt.Errorf("%s: %w: %w", doing, err, agent.ErrMissing)
 	}
-	if g.mirrors[mirror] == nil {
-		g.mirrors[mirror] = new(sync.Mutex)
-	}
-	return g.mirrors[mirror]
+	return unready(doing, err)
 }
 
 func mirrorName(u string) string {
@@ -374,7 +408,9 @@ func (g *Git) run(ctx context.Context, env []string, args ...string) (string, er
 func (g *Git) stream(ctx context.Context, env []string, out io.Writer, args ...string) error {
 	fixed := []string{
 		"-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "core.untrackedCache=false",
-		"-c", "core.sshCommand=ssh -F /dev/null -o BatchMode=yes -o StrictHostKeyChecking=yes",
+		"-c", "core.sshCommand=ssh -F /dev/null -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=30 -o ServerAliveInterval=15 -o ServerAliveCountMax=4",
+		// A server that packs sends as little as a byte a second to stay in touch.
+		"-c", "http.lowSpeedLimit=1", "-c", "http.lowSpeedTime=60",
 		"-c", "protocol.allow=never", "-c", "protocol.https.allow=always", "-c", "protocol.ssh.allow=always", "-c", "protocol.file.allow=always",
 		"-c", "credential.helper=", "-c", "safe.bareRepository=explicit", "-c", "submodule.recurse=false", "-c", "gc.auto=0", "-c", "maintenance.auto=false",
 		"-c", "http.followRedirects=false", "-c", "transfer.fsckObjects=true",
@@ -388,9 +424,16 @@ func (g *Git) stream(ctx context.Context, env []string, out io.Writer, args ...s
 	cmd.Stdout = out
 	var errs tail
 	cmd.Stderr = &errs
+	// Git is asked to end, so that it takes its lock files along, and with it the
+	// transport it started, which would wait for the network by itself.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = 5 * time.Second
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
+			if cmd.Process != nil {
+				_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // mostly nothing is left
+			}
 			return context.Cause(ctx)
 		}
 		return fmt.Errorf("git: %w: %s", err, strings.TrimSpace(errs.String()))

@@ -36,6 +36,7 @@ func repository(t *testing.T) string {
 	git(t, dir, "add", ".")
 	git(t, dir, "commit", "--quiet", "-m", "one")
 	git(t, dir, "tag", "v1")
+	git(t, dir, "tag", "blob", "v1:a.txt")
 	must(t, os.WriteFile(filepath.Join(dir, "a.txt"), []byte("two\n"), 0o644))
 	git(t, dir, "commit", "--quiet", "-am", "two")
 	return dir
@@ -154,8 +155,10 @@ func TestGit(t *testing.T) {
 		{"a credential in the URL", vcs.Checkout{URL: "https://me:secret@127.0.0.1/x"}, agent.ErrNotGranted},
 		{"an unbound credential", vcs.Checkout{URL: "https://127.0.0.1/x", Credentials: []string{"c"}}, agent.ErrNotGranted},
 		{"a ref that is an option", vcs.Checkout{URL: "file://" + repo, Ref: "--upload-pack=id"}, agent.ErrNotGranted},
-		{"a ref that is none", vcs.Checkout{URL: "file://" + repo, Ref: "no-such"}, agent.ErrUnready},
-		{"a repository that is none", vcs.Checkout{URL: "file://" + repo + "/none"}, agent.ErrUnready},
+		{"a ref that is none", vcs.Checkout{URL: "file://" + repo, Ref: "no-such"}, agent.ErrMissing},
+		{"a commit that is none", vcs.Checkout{URL: "file://" + repo, Ref: strings.Repeat("1", 40)}, agent.ErrMissing},
+		{"a ref that is no commit", vcs.Checkout{URL: "file://" + repo, Ref: "blob"}, agent.ErrMissing},
+		{"a repository that is none", vcs.Checkout{URL: "file://" + repo + "/none"}, agent.ErrMissing},
 	} {
 		t.Run("refuses "+tc.name, func(t *testing.T) {
 			_, err := set.Acquire(t.Context(), vcs.Spec{Name: "x", Git: &tc.c})

@@ -60,6 +60,7 @@ var exits = []struct {
 	{agent.ErrNotGranted, ExitRefused},
 	{agent.ErrUnsupported, ExitRefused},
 	{agent.ErrPolicyChanged, ExitRefused},
+	{agent.ErrMissing, ExitRefused},
 	{job.ErrFinished, ExitRefused},
 	{job.ErrConflict, ExitRefused},
 	{job.ErrDenied, ExitRefused},
