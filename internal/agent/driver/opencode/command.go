@@ -20,6 +20,9 @@ import (
 const (
 	pluginFile = "turnpike.js"
 	systemFile = "turnpike-system.md"
+	// What the plugin keeps there, and what the CLI does.
+	conversationFile = "turnpike-conversation.json"
+	databaseFile     = "data/opencode/opencode.db"
 )
 
 // configDir is where the CLI would have npm install types for writing plugins, at every
@@ -198,7 +201,10 @@ func (d Driver) config(l agent.Launch, mcp any) object {
 
 // rules are what the plugin keeps in this turn.
 func (d Driver) rules(l agent.Launch) rules {
-	r := rules{Turns: l.Request.Profile.MaxTurns, Retries: d.retries()}
+	r := rules{
+		Turns: l.Request.Profile.MaxTurns, Retries: d.retries(), Resume: l.Request.ResumeID,
+		Conversation: path.Join(l.HomeInside, conversationFile), Database: path.Join(l.HomeInside, databaseFile),
+	}
 	if l.Turn.Tools != nil {
 		r.Granted = append(builtIn(l.Turn.Tools), serverTools(l)...)
 	}

@@ -59,6 +59,14 @@ func rules(t *testing.T, l agent.Launch) object {
 	if err := json.Unmarshal([]byte(strings.TrimSuffix(strings.TrimPrefix(first, "const settings = "), ";")), &out); err != nil {
 		t.Fatalf("%s: %v", first, err)
 	}
+	for name, want := range map[string]string{
+		"resume": l.Request.ResumeID, "conversation": "/home/turn/turnpike-conversation.json", "database": "/home/turn/data/opencode/opencode.db",
+	} {
+		if out[name] != want {
+			t.Errorf("%s is %v, want %q", name, out[name], want)
+		}
+		delete(out, name)
+	}
 	return out
 }
 

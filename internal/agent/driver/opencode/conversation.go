@@ -180,6 +180,8 @@ func (s *conversation) told(e event) bool {
 		return true
 	case e.Kept != "":
 		s.notes.Add("code that the workspace would have the CLI run was kept out: %s", e.Kept)
+	case e.Lost != "":
+		s.notes.Add("the conversation's file: %s", e.Lost)
 	case e.Tool != "":
 		s.progress.ToolCalls++
 		changed = true

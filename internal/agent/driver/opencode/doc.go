@@ -27,6 +27,13 @@
 // imported first, keeps it from importing anything after that. The project's AGENTS.md is followed
 // when the turn may read files, since that only ever speaks to the model.
 //
+// # A conversation in another home
+//
+// The CLI keeps conversations in a database that also holds accounts, whose configuration
+// it fetches and believes. So the database never leaves the turn's home: the plugin keeps
+// the conversation's own rows in a file, as steps end, and puts them into the fresh
+// database of a later turn.
+//
 // # What the stream proves
 //
 // A turn ended well when its last step stopped with "stop" and nothing was said of an

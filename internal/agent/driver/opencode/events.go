@@ -44,6 +44,7 @@ type event struct {
 		} `json:"servers"`
 	} `json:"asking"`
 	Kept  string `json:"kept"` // from being run
+	Lost  string `json:"lost"` // why a conversation could not be kept or taken up
 	Tool  string `json:"tool"`
 	Spent *struct {
 		Model  string  `json:"model"`

@@ -21,6 +21,10 @@ type rules struct {
 	Patience int64    `json:"patience"`
 	Granted  []string `json:"granted"` // tools by their names, or beginnings ending in *; null is all
 	Denied   []string `json:"denied"`
+
+	Resume       string `json:"resume"`       // the conversation to go on with
+	Conversation string `json:"conversation"` // the file it is kept in
+	Database     string `json:"database"`     // the CLI's own
 }
 
 // needed says whether a turn must not go on without the plugin.

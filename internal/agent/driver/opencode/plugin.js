@@ -1,5 +1,8 @@
 // What the driver of opencode cannot learn or keep from outside. The driver puts the
 // turn's settings in front of this.
+import { Database } from "bun:sqlite";
+import { readFileSync, renameSync, writeFileSync } from "node:fs";
+
 const say = (what) => process.stdout.write(JSON.stringify({ type: "turnpike", ...what }) + "\n");
 const named = (list, tool) => list.some((name) => (name.endsWith("*") ? tool.startsWith(name.slice(0, -1)) : tool === name));
 const helpers = ["compaction", "summary", "title"]; // agents whose requests are no steps
@@ -17,11 +20,66 @@ Bun.plugin({
 	},
 });
 
-export const Turnpike = async ({ client }) => {
-	say({ hello: true });
-	process.on("exit", (code) => say({ exit: { code } }));
+// A conversation goes from one home to another as these rows of the CLI's database, in a
+// file of their own. The database itself could bring along settings, such as an account
+// whose configuration is fetched and believed.
+const tables = { session: "id", message: "session_id", part: "session_id" };
 
+const keep = (id) => {
+	const db = new Database(settings.database, { readonly: true });
+	const rows = {};
+	for (const [table, key] of Object.entries(tables)) {
+		rows[table] = db.query(`SELECT * FROM ${table} WHERE ${key} = ? ORDER BY id`).all(id);
+	}
+	db.close();
+	writeFileSync(settings.conversation + ".new", JSON.stringify(rows));
+	renameSync(settings.conversation + ".new", settings.conversation);
+};
+
+const recall = (id, own) => {
+	const db = new Database(settings.database);
+	const there = db.query("SELECT id FROM session WHERE id = ?").get(id); // in the home it began in
+	const rows = there ? {} : JSON.parse(readFileSync(settings.conversation, "utf8"));
+	db.transaction(() => {
+		if (there) return;
+		for (const [table, key] of Object.entries(tables)) {
+			const columns = db.query(`PRAGMA table_info(${table})`).all().map(({ name }) => name);
+			for (const row of rows[table]) {
+				const whole = { ...row, [key]: id, ...(table === "session" ? own : {}) };
+				const names = columns.filter((name) => name in whole);
+				db.query(`INSERT INTO ${table} (${names.join(", ")}) VALUES (${names.map(() => "?").join(", ")})`).run(
+					...names.map((name) => whole[name]),
+				);
+			}
+		}
+	})();
+	db.close();
+};
+
+export const Turnpike = async ({ client, project, directory }) => {
 	let root = ""; // the turn's own session; the others are of its subagents
+	let next = 0;
+	const kept = () => {
+		const began = Date.now();
+		try {
+			if (root !== "") keep(root);
+		} catch (error) {
+			say({ lost: String(error) });
+		}
+		next = Date.now() + 20 * (Date.now() - began); // a long one takes its time
+	};
+	say({ hello: true });
+	process.on("exit", (code) => {
+		kept();
+		say({ exit: { code } });
+	});
+	if (settings.resume !== "") {
+		try {
+			recall(settings.resume, { project_id: project.id, directory, permission: null, parent_id: null, workspace_id: null, share_url: null, revert: null });
+		} catch (error) {
+			say({ lost: String(error) });
+		}
+	}
 	let stopped = false;
 	const sessions = new Map();
 	const session = (id) => {
@@ -62,7 +120,10 @@ export const Turnpike = async ({ client }) => {
 				const { attempt, message, next } = properties.status;
 				if (attempt > settings.retries || next - Date.now() > settings.patience) stop("provider", { message, next });
 			}
-			if (type === "message.part.updated" && properties.part.type === "step-finish" && properties.part.sessionID !== root) {
+			if (type !== "message.part.updated" || properties.part.type !== "step-finish") return;
+			if (properties.part.sessionID === root) {
+				if (Date.now() >= next) kept();
+			} else {
 				const { tokens, cost, sessionID } = properties.part;
 				const { model, priced } = session(sessionID);
 				say({ spent: { model, priced, tokens, cost } });
