@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"encoding/json"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -198,10 +199,28 @@ func TestMalformed(t *testing.T) {
 // and that it can do its work all the same.
 func TestConfinedTurn(t *testing.T) {
 	t.Parallel()
-	const script = `
+	outside := t.TempDir()
+	if err := os.WriteFile(filepath.Join(outside, "file"), []byte("what lies "+"outside"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(outside, "socket")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	script := `
 echo "environ: $(cat /proc/*/environ 2>/dev/null | tr '\0' '\n' | grep -c TURNPIKE_SECRET)"
-echo "shadow: $(cat /etc/shadow 2>&1 | wc -c) $(ls /root 2>&1)"
-echo "sockets: $(ls /var/run/docker.sock /run/docker.sock /var/run/postgresql 2>/dev/null | wc -l)"
+cat /etc/shadow ` + outside + `/file
+ls -d /root ` + outside + `
+python3 -c 'import socket, sys
+for path in sys.argv[1:]:
+    s = socket.socket(socket.AF_UNIX)
+    try:
+        s.connect(path)
+        print("socket: CONNECTED", path)
+    except OSError as e:
+        print("socket refused", e.errno)' ` + socket + ` /var/run/docker.sock /run/docker.sock /var/run/postgresql/.s.PGSQL.5432
 echo x > .git/config && echo "git: WRITTEN"
 echo x > .git/hooks/post-checkout && echo "hook: WRITTEN"
 env | grep -E 'TURNPIKE_(DATABASE|NATS)|PGPASSWORD|MODEL_' && echo "credentials: SEEN"
@@ -237,12 +256,15 @@ echo end`
 	for _, r := range requests[len(requests)-1].Results {
 		said += r.Text + "\n"
 	}
-	for _, want := range []string{"environ: 0", "sockets: 0", "top: ok", "built 42", "end"} {
+	if n := strings.Count(said, "socket refused"); n != 4 {
+		t.Errorf("%d sockets were refused, want 4", n)
+	}
+	for _, want := range []string{"environ: 0", "top: ok", "built 42", "end"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("the turn's shell does not say %q", want)
 		}
 	}
-	for _, never := range []string{"WRITTEN", "SEEN", "root:"} {
+	for _, never := range []string{"WRITTEN", "SEEN", "CONNECTED", "root:", "what lies outside"} {
 		if strings.Contains(said, never) {
 			t.Errorf("the turn's shell says %q", never)
 		}
