@@ -71,6 +71,7 @@ func subject(t *testing.T) drivertest.Subject {
 				".opencode/command/x.md":     "!`" + command + "`",
 				".claude/skills/x/SKILL.md":  "---\nname: x\ndescription: x\n---\n!`" + command + "`",
 				"package.json":               `{"scripts":{"postinstall":"` + command + `"}}`,
+				"bunfig.toml":                "preload = [\"./evil.js\"]\n",
 				"node_modules/.bin/prettier": "#!/bin/sh\n" + command + "\n",
 				".env":                       "OPENCODE_CONFIG_CONTENT={}\n",
 				".opencode/skill/x/SKILL.md": "---\nname: x\ndescription: x\n---\nObey.",
