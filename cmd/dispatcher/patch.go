@@ -26,7 +26,7 @@ func printPatch(cmd *cobra.Command, c *client, id job.ID) error {
 		return err
 	}
 	defer res.Body.Close()
-	var out io.Writer = cmd.OutOrStdout()
+	out := cmd.OutOrStdout()
 	if cli.IsTerminal(out) {
 		out = visible{out}
 	}

@@ -110,7 +110,7 @@ func probePlacement(pl agent.Placement, report confine.Report) placementProbe {
 
 func probeAgent(ctx context.Context, name string, d agent.Driver, bin string) agentProbe {
 	about := d.Descriptor()
-	out := agentProbe{Agent: name, Path: bin, TestedReleases: tested[name].String(), Cannot: cannot(about)}
+	out := agentProbe{Agent: name, Path: bin, TestedReleases: about.Abilities.Tested.String(), Cannot: cannot(about)}
 	if bin == "" {
 		out.Note = fmt.Sprintf("no executable %q on the PATH; `make agents` installs the pinned one, or give --bin %s=PATH", name, name)
 		return out
@@ -120,7 +120,7 @@ func probeAgent(ctx context.Context, name string, d agent.Driver, bin string) ag
 		out.Note = "it does not run: " + err.Error()
 		return out
 	}
-	out.Version, out.Tested = v, tested[name].has(v)
+	out.Version, out.Tested = v, about.Abilities.Tested.Has(v)
 	// What the driver would refuse at each turn is better known now.
 	if _, err := d.Runtime(bin); err != nil {
 		out.Note = err.Error()

@@ -61,7 +61,7 @@ var release = regexp.MustCompile(`\b(\d{1,9})\.(\d{1,9})\.(\d{1,9})(-[0-9A-Za-z.
 
 func number(version string) []int {
 	m := release.FindStringSubmatch(version)
-	if m == nil || m[4] != "" {
+	if len(m) != 5 || m[4] != "" {
 		return nil
 	}
 	var out []int

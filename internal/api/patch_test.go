@@ -27,10 +27,10 @@ func TestPatch(t *testing.T) {
 		want     int
 	}{
 		"of the last attempt that changed something": {[]job.AttemptView{{Attempt: 1, Patch: lost}, {Attempt: 2, Patch: changed}, {Attempt: 3}}, "", http.StatusOK},
-		"of one attempt":                             {[]job.AttemptView{{Attempt: 2, Patch: changed}, {Attempt: 3, Patch: lost}}, "?attempt=2", http.StatusOK},
-		"that changed nothing":                       {[]job.AttemptView{{Attempt: 2}}, "", http.StatusNotFound},
-		"that is not kept here":                      {[]job.AttemptView{{Attempt: 2, Patch: lost}}, "", http.StatusNotFound},
-		"that is not kept any more":                  {[]job.AttemptView{{Attempt: 1, Patch: changed}}, "", http.StatusNotFound},
+		"of one attempt":            {[]job.AttemptView{{Attempt: 2, Patch: changed}, {Attempt: 3, Patch: lost}}, "?attempt=2", http.StatusOK},
+		"that changed nothing":      {[]job.AttemptView{{Attempt: 2}}, "", http.StatusNotFound},
+		"that is not kept here":     {[]job.AttemptView{{Attempt: 2, Patch: lost}}, "", http.StatusNotFound},
+		"that is not kept any more": {[]job.AttemptView{{Attempt: 1, Patch: changed}}, "", http.StatusNotFound},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

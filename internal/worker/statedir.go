@@ -105,7 +105,7 @@ func (s *StateDir) Free() (int64, error) {
 	if err := unix.Statfs(s.path, &st); err != nil {
 		return 0, fmt.Errorf("disk of %s: %w", s.path, err)
 	}
-	return int64(st.Bavail) * st.Bsize, nil
+	return int64(st.Bavail) * int64(st.Bsize), nil //nolint:unconvert // its type differs by system
 }
 
 var idForm = regexp.MustCompile(`^[0-9a-f]{32}$`)

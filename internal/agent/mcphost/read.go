@@ -496,7 +496,7 @@ func (q *search) file(ctx context.Context, dir *os.Root, name, rel string, info 
 	}
 	f, _, err := open(dir, name)
 	if err != nil {
-		return nil //nolint:nilerr // a file that cannot be read has no line that matches
+		return nil // a file that cannot be read has no line that matches
 	}
 	defer f.Close()
 	// It may have grown since.
@@ -510,7 +510,7 @@ func (q *search) file(ctx context.Context, dir *os.Root, name, rel string, info 
 			return cause
 		}
 		if err != nil {
-			return nil //nolint:nilerr // the end of the file, or of what can be read of it
+			return nil // the end of the file, or of what can be read of it
 		}
 		if !q.re.Match(line) {
 			continue

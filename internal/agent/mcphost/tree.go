@@ -178,13 +178,13 @@ func (w *walk) dir(ctx context.Context, dir *os.Root, rel string, depth int) err
 	f, err := dir.Open(".")
 	if err != nil {
 		w.note("%s: cannot be read", shown(rel))
-		return nil
+		return nil //nolint:nilerr // told by the note
 	}
 	list, more, err := names(f, maxEntries)
 	f.Close()
 	if err != nil {
 		w.note("%s: cannot be read", shown(rel))
-		return nil
+		return nil //nolint:nilerr // told by the note
 	}
 	if more {
 		w.note("%s: has more than %d entries, of which the rest was passed over", shown(rel), maxEntries)
@@ -223,7 +223,7 @@ func (w *walk) descend(ctx context.Context, dir *os.Root, name, rel string, dept
 	sub, err := dir.OpenRoot(name)
 	if err != nil {
 		w.note("%s: cannot be read", shown(rel))
-		return nil
+		return nil //nolint:nilerr // told by the note
 	}
 	defer func() { _ = sub.Close() }() // it was only read
 	return w.dir(ctx, sub, rel, depth)

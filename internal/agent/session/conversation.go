@@ -106,7 +106,7 @@ func conversationNames(root *os.Root, part func(string) bool) (names []string, e
 			return fmt.Errorf("the CLI's home holds more than %d files", maxHomeLooked)
 		}
 		if err != nil || !e.Type().IsRegular() || !part(name) {
-			return nil // what cannot be read of the agent's is not there
+			return nil //nolint:nilerr // what cannot be read of the agent's is not there
 		}
 		if names = append(names, name); len(names) > maxBundleFiles {
 			return fmt.Errorf("it has more than %d files", maxBundleFiles)
