@@ -223,7 +223,7 @@ func (w *walk) descend(ctx context.Context, dir *os.Root, name, rel string, dept
 	sub, err := dir.OpenRoot(name)
 	if err != nil {
 		w.note("%s: cannot be read", shown(rel))
-		return nil //nolint:nilerr // told by the note
+		return nil
 	}
 	defer func() { _ = sub.Close() }() // it was only read
 	return w.dir(ctx, sub, rel, depth)

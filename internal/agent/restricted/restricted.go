@@ -102,11 +102,11 @@ func (r *Runner) RunRestricted(ctx context.Context, req agent.Request) (*agent.R
 			// Something was started and is on record; the fallback was not.
 			out.Before = out.Before[:len(out.Before)-1]
 			out.Diagnostics = append(out.Diagnostics, fmt.Sprintf("fallback %q was not started: %v", p.Name, err))
-			return out, nil //nolint:nilerr // told by the diagnostic
+			return out, nil
 		}
 		out.Result, out.Model = res, cmp.Or(p.Model, busiest(res.Models))
 		if !res.IsError || res.Failure != agent.FailureLimited && res.Failure != agent.FailureOverloaded || ctx.Err() != nil {
-			return out, nil
+			return out, nil //nolint:nilerr // a turn that was stopped has its result all the same
 		}
 		next = p.Fallback
 	}
