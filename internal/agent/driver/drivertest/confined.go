@@ -31,6 +31,7 @@ func Confined(t *testing.T, s Subject) {
 	for mode, options := range means {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
+			s := s // the driver is each subtest's own
 			sc := script(t, agenttest.Shell("pwd > pwd.txt"), agenttest.Write("out.txt", "written\n"),
 				agenttest.Report("all green"), agenttest.Text("Done."))
 			if s.At != nil {
