@@ -54,4 +54,4 @@ if [ -n "$whole" ]; then
 fi
 sum=()
 [ "${CI:-}" != true ] || sum+=(-no-skips)
-go test -race -timeout 20m -json "${flags[@]}" "${packages[@]}" | .cache/bin/testsum "${sum[@]}" "${must[@]}"
+go test -race -count=1 -timeout 20m -json "${flags[@]}" "${packages[@]}" | .cache/bin/testsum "${sum[@]}" "${must[@]}"
