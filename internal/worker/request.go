@@ -29,6 +29,12 @@ func selectProfile(r job.Request, index int) (job.Profile, error) {
 	return *p, nil
 }
 
+// interrupted opens the prompt of an attempt that goes on with the conversation of one
+// that was broken off: the conversation has the task already, and the same prompt again
+// would read as an order to begin anew.
+const interrupted = "The previous attempt of this task was interrupted. Continue from where it stopped: " +
+	"look at what is there first, and do not repeat what is done. The task was:\n\n"
+
 // workspaceSpec is the workspace r asks for.
 func workspaceSpec(r job.Request, name string) vcs.Spec {
 	spec := vcs.Spec{Name: name, Dir: r.Workspace.Dir, Scratch: r.Workspace.Scratch}
@@ -43,7 +49,7 @@ type mapping struct {
 	request   job.Request
 	profile   job.Profile // the one of the chain that is run
 	name      string
-	resume    string // the conversation to continue; empty for the request's own
+	resume    string // the interrupted attempt's conversation; empty for the request's own
 	workspace vcs.Workspace
 	session   string
 	ceiling   *Ceiling
@@ -75,9 +81,10 @@ func (t mapping) agentRequest() (agent.Request, []string, error) {
 	if r.CostCapUSD == 0 && capUSD > 0 {
 		added = append(added, "cost cap "+capUSD.String()+" of the pool")
 	}
-	resume := t.resume
-	if resume == "" {
-		resume = r.ResumeID
+	prompt, resume := r.Prompt, r.ResumeID
+	if t.resume != "" {
+		prompt, resume = interrupted+r.Prompt, t.resume
+		added = append(added, "note in the prompt that the previous attempt was interrupted")
 	}
 	return agent.Request{
 		Name:             t.name,
@@ -90,7 +97,7 @@ func (t mapping) agentRequest() (agent.Request, []string, error) {
 		VCSContainerEnv:  maps.Clone(r.VCSContainerEnv),
 		VCSContainerPath: slices.Clone(r.VCSContainerPath),
 		SystemPrompt:     r.SystemPrompt,
-		Prompt:           r.Prompt,
+		Prompt:           prompt,
 		Env:              maps.Clone(r.Env),
 		SessionDir:       t.session,
 		Grants:           &grants,

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -132,6 +133,17 @@ func TestMapping(t *testing.T) {
 		got, _, err := mapping{request: r, profile: r.Profile, ceiling: c, resume: "later"}.agentRequest()
 		if err != nil || got.ResumeID != "later" {
 			t.Errorf("got %q, %v", got.ResumeID, err)
+		}
+	})
+	t.Run("only an attempt that was interrupted is told so", func(t *testing.T) {
+		r, c := full()
+		r.Grants.Mounts, r.HostMCP = nil, ""
+		for earlier, want := range map[string]string{"": "p", "earlier": interrupted + "p"} {
+			got, added, err := mapping{request: r, profile: r.Profile, ceiling: c, resume: earlier}.agentRequest()
+			told := slices.ContainsFunc(added, func(s string) bool { return strings.Contains(s, "interrupted") })
+			if err != nil || got.Prompt != want || told != (earlier != "") {
+				t.Errorf("after %q: prompt %q, added %q, %v", earlier, got.Prompt, added, err)
+			}
 		}
 	})
 	t.Run("the pool's cost cap holds and is told", func(t *testing.T) {
