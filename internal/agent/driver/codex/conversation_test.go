@@ -542,6 +542,18 @@ func TestConverse(t *testing.T) {
 		}
 	})
 
+	t.Run("names the thread, and goes on without a name", func(t *testing.T) {
+		t.Parallel()
+		l := launchOf(agent.Request{Prompt: "Go on."})
+		l.Title = "acme: builder"
+		refused := `{"id":6,"error":{"code":-32601,"message":"no such method"}}`
+		got, _, heard := converse(t, codex.Driver{}, l, conversation(refused, message("Hi"), doneLine)...)
+		i := slices.Index(methods(heard), "thread/name/set")
+		if got.IsError || i < 0 || heard[i].Params["name"] != l.Title || heard[i].Params["threadId"] != "th-1" {
+			t.Errorf("%+v, said %+v", got, heard)
+		}
+	})
+
 	t.Run("gives the turn its access, and the thread none", func(t *testing.T) {
 		t.Parallel()
 		for _, tools := range [][]string{nil, {}} {

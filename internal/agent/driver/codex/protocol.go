@@ -16,6 +16,7 @@ const (
 	methodThreadStart  = "thread/start"
 	methodThreadResume = "thread/resume"
 	methodInject       = "thread/inject_items"
+	methodName         = "thread/name/set"
 	methodTurnStart    = "turn/start"
 	methodInterrupt    = "turn/interrupt"
 )
@@ -27,6 +28,7 @@ const (
 	askTurn
 	askInterrupt
 	askInject
+	askName
 )
 
 // message is every message of the server at once; each fills the fields it has. A

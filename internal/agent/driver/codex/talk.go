@@ -220,6 +220,9 @@ func (s *talk) take(line agent.Line) bool {
 // answered takes the answer to one of our requests.
 func (s *talk) answered(m message) bool {
 	id := m.reply()
+	if m.Error != nil && id == askName {
+		return false // the turn goes on as well without
+	}
 	if m.Error != nil && id != 0 && id != askInterrupt && !s.ended {
 		s.refused, s.failed = id, *m.Error
 		s.ended, s.over = true, 1
@@ -248,6 +251,9 @@ func (s *talk) answered(m message) bool {
 			s.model = stream.Clip(m.Result.Model)
 		}
 		s.awaited = 1
+		if s.launch.Title != "" {
+			s.ask(askName, methodName, object{"threadId": s.thread, "name": s.launch.Title})
+		}
 		s.instruct()
 		s.ready()
 		return true

@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -258,6 +259,29 @@ func maxTurns(t *testing.T, s Subject) {
 	beyond := len(sc.Requests()) - 2
 	if r.ErrorSubtype != s.MaxTurns || r.ToolCalls != 2 || beyond < 0 || beyond > s.Overrun || s.Prices && !r.CostKnown {
 		t.Errorf("%q after %d tool calls and %d requests, cost known %t", r.ErrorSubtype, r.ToolCalls, len(sc.Requests()), r.CostKnown)
+	}
+}
+
+// title looks for the conversation's name where the CLI keeps what it knows.
+func title(t *testing.T, s Subject) {
+	sc := script(t, agenttest.Text("Hello."))
+	b := newBench(t, s, sc)
+	b.launch.Title = "acme: a turn's title"
+	b.run(t).wantSuccess(t, "Hello.")
+	kept := false
+	err := fs.WalkDir(os.DirFS(b.launch.Home), ".", func(name string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		content, err := os.ReadFile(filepath.Join(b.launch.Home, name))
+		kept = kept || bytes.Contains(content, []byte(b.launch.Title))
+		return err
+	})
+	if err != nil || !kept {
+		t.Errorf("the title is nowhere in the CLI's home, %v", err)
+	}
+	if asked := sc.Requests(); len(asked) != 1 || strings.Contains(string(asked[0].Body), b.launch.Title) {
+		t.Errorf("%d requests; the title is for people, not for the model", len(asked))
 	}
 }
 

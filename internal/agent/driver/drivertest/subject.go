@@ -103,6 +103,7 @@ func Exercise(t *testing.T, s Subject) {
 		{"runs commands in the shell of the profile", shell},
 		{"loads the skills of the turn and runs nothing of them", skills},
 		{"stops at the limit of turns", maxTurns},
+		{"calls the conversation by the turn's title", title},
 		{"continues a conversation and tells of this run alone", resume},
 		{"does not know a conversation that never was", resumeUnknown},
 		{"tells a refused credential", credential},

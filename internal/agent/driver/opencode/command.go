@@ -121,7 +121,7 @@ func arguments(l agent.Launch) []string {
 	args := []string{
 		"run", "--format=json",
 		// Without a title it asks the model for one first, which fails on its own.
-		"--title=" + cmp.Or(l.Request.Name, "turn"),
+		"--title=" + cmp.Or(l.Title, "turn"),
 	}
 	if p.Model != "" {
 		args = append(args, "--model="+p.Model)

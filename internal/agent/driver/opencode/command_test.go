@@ -88,7 +88,7 @@ func TestCommand(t *testing.T) {
 		},
 		"of a whole profile": {
 			func(l *agent.Launch) {
-				l.Request.Name = "--builder"
+				l.Title = "--builder"
 				l.Request.SystemPrompt, l.Request.ResumeID = "Be brief.", "ses_dd6a581fcffecygwzWwZaOu2XZ"
 				l.Request.Profile = agent.Profile{
 					Model: "anthropic/claude-opus-4-5", Effort: "high", MaxTurns: 7,
