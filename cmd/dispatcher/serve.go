@@ -150,7 +150,7 @@ func commonSettings(s *cli.Settings) settings {
 	return cfg
 }
 
-// readTokens reads the tokens file: a list of {name, role, sha256}.
+// readTokens reads the tokens file: a list of {name, role, sha256, tenants}.
 func readTokens(path string) ([]api.Token, error) {
 	if path == "" {
 		return nil, nil
@@ -161,21 +161,22 @@ func readTokens(path string) ([]api.Token, error) {
 	}
 	defer f.Close()
 	var entries []struct {
-		Name   string `yaml:"name"`
-		Role   string `yaml:"role"`
-		SHA256 string `yaml:"sha256"`
+		Name    string   `yaml:"name"`
+		Role    string   `yaml:"role"`
+		SHA256  string   `yaml:"sha256"`
+		Tenants []string `yaml:"tenants"`
 	}
 	d := yaml.NewDecoder(f)
 	d.KnownFields(true)
 	if err := d.Decode(&entries); err != nil {
-		return nil, cli.Usagef("tokens-file %s: want a list of {name, role, sha256}: %w", path, err)
+		return nil, cli.Usagef("tokens-file %s: want a list of {name, role, sha256, tenants}: %w", path, err)
 	}
 	if len(entries) == 0 {
 		return nil, cli.Usagef("tokens-file %s holds no token", path)
 	}
 	tokens := make([]api.Token, len(entries))
 	for i, e := range entries {
-		tokens[i] = api.Token{Name: e.Name, Role: api.Role(e.Role), SHA256: strings.ToLower(e.SHA256)}
+		tokens[i] = api.Token{Name: e.Name, Role: api.Role(e.Role), SHA256: strings.ToLower(e.SHA256), Tenants: e.Tenants}
 	}
 	return tokens, nil
 }

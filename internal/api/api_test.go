@@ -157,7 +157,7 @@ var quiet = slog.New(slog.DiscardHandler)
 
 var tokens = []api.Token{
 	{Name: "ci", Role: api.Producer, SHA256: api.HashToken("ci-token")},
-	{Name: "other", Role: api.Producer, SHA256: api.HashToken("other-token")},
+	{Name: "other", Role: api.Producer, SHA256: api.HashToken("other-token"), Tenants: []string{"default", "acme"}},
 	{Name: "anna", Role: api.Operator, SHA256: api.HashToken("anna-token")},
 	{Name: "boss", Role: api.Reporter, SHA256: strings.ToUpper(api.HashToken("boss-token"))},
 }
@@ -359,6 +359,7 @@ func TestTokens(t *testing.T) {
 		want [6]int
 	}{
 		{"POST", "/v1/jobs", request, [6]int{401, 401, 201, 201, 201, 403}},
+		{"POST", "/v1/jobs", `{"tenant":"acme",` + request[1:], [6]int{401, 401, 422, 201, 201, 403}},
 		{"GET", "/v1/jobs", "", [6]int{401, 401, 403, 403, 200, 200}},
 		{"GET", job, "", [6]int{401, 401, 200, 404, 200, 200}},
 		{"GET", job + "/transcript", "", [6]int{401, 401, 200, 404, 200, 200}},
@@ -394,11 +395,13 @@ func TestTokens(t *testing.T) {
 		t.Parallel()
 		good := tokens[0]
 		for name, bad := range map[string][]api.Token{
-			"a token in clear": {{Name: "a", Role: api.Operator, SHA256: "ci-token"}},
-			"no name":          {{Role: api.Operator, SHA256: good.SHA256}},
-			"no such role":     {{Name: "a", Role: "admin", SHA256: good.SHA256}},
-			"a name twice":     {good, {Name: good.Name, Role: good.Role, SHA256: api.HashToken("x")}},
-			"a token twice":    {good, {Name: "b", Role: good.Role, SHA256: strings.ToUpper(good.SHA256)}},
+			"a token in clear":     {{Name: "a", Role: api.Operator, SHA256: "ci-token"}},
+			"no name":              {{Role: api.Operator, SHA256: good.SHA256}},
+			"no such role":         {{Name: "a", Role: "admin", SHA256: good.SHA256}},
+			"a name twice":         {good, {Name: good.Name, Role: good.Role, SHA256: api.HashToken("x")}},
+			"a reporter's tenants": {{Name: "a", Role: api.Reporter, SHA256: good.SHA256, Tenants: []string{"acme"}}},
+			"a nameless tenant":    {{Name: "a", Role: api.Producer, SHA256: good.SHA256, Tenants: []string{""}}},
+			"a token twice":        {good, {Name: "b", Role: good.Role, SHA256: strings.ToUpper(good.SHA256)}},
 		} {
 			if _, err := api.New(api.Config{Tokens: bad, Log: quiet}); err == nil {
 				t.Errorf("%s: accepted", name)

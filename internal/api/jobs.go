@@ -18,9 +18,9 @@ import (
 // Intake accepts requests. It returns job.ErrInvalid with every problem, job.ErrConflict,
 // job.ErrQueueFull or job.ErrUnavailable.
 type Intake interface {
-	Accept(ctx context.Context, producer, key string, request json.RawMessage) (job.Accepted, error)
+	Accept(ctx context.Context, by job.Producer, key string, request json.RawMessage) (job.Accepted, error)
 	// AcceptAll accepts all or none.
-	AcceptAll(ctx context.Context, producer, key string, requests []json.RawMessage) ([]job.Accepted, error)
+	AcceptAll(ctx context.Context, by job.Producer, key string, requests []json.RawMessage) ([]job.Accepted, error)
 }
 
 // Jobs is what is on record. It returns job.ErrNotFound or job.ErrUnavailable.
@@ -183,7 +183,7 @@ func (s *Server) enqueue(ctx context.Context, in *enqueueInput) (*enqueueOutput,
 	if len(in.RawBody) > job.MaxRequestBytes {
 		return nil, s.fail(errTooLarge)
 	}
-	accepted, err := s.intake.Accept(ctx, who.name, in.Key, in.RawBody)
+	accepted, err := s.intake.Accept(ctx, who.producer(), in.Key, in.RawBody)
 	if err != nil {
 		return nil, s.fail(err)
 	}
@@ -195,7 +195,7 @@ func (s *Server) enqueueAll(ctx context.Context, who caller, in *enqueueInput) (
 	if err := json.Unmarshal(in.RawBody, &requests); err != nil {
 		return nil, s.fail(&job.FieldError{Problem: fmt.Sprintf("the batch is not a JSON array: %v", err)})
 	}
-	accepted, err := s.intake.AcceptAll(ctx, who.name, in.Key, requests)
+	accepted, err := s.intake.AcceptAll(ctx, who.producer(), in.Key, requests)
 	if err != nil {
 		return nil, s.fail(err)
 	}

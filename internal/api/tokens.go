@@ -30,6 +30,8 @@ type Token struct {
 	Name   string // on record as producer, and as who cancelled
 	Role   Role
 	SHA256 string // of the token, in hex
+	// Tenants are those a producer may enqueue for; none is job.DefaultTenant alone.
+	Tenants []string
 }
 
 // HashToken is the form in which a token is configured. Tokens are long and random, so
@@ -41,12 +43,24 @@ func HashToken(token string) string {
 
 // caller is who asks.
 type caller struct {
-	name string
-	role Role
+	name    string
+	role    Role
+	tenants []string
 }
 
 // local is everyone, while no tokens are configured.
-var local = caller{"local", Operator}
+var local = caller{name: "local", role: Operator}
+
+// producer is the caller as one who enqueues.
+func (c caller) producer() job.Producer {
+	switch {
+	case c.role == Operator:
+		return job.Producer{Name: c.name, Tenants: []string{job.AnyTenant}}
+	case len(c.tenants) == 0:
+		return job.Producer{Name: c.name, Tenants: []string{job.DefaultTenant}}
+	}
+	return job.Producer{Name: c.name, Tenants: c.tenants}
+}
 
 var nameForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
@@ -68,12 +82,16 @@ func newBearers(tokens []Token) (bearers, error) {
 			return nil, fmt.Errorf("token %q: %q is not a role: want producer, operator or reporter", t.Name, t.Role)
 		case err != nil || len(raw) != sha256.Size:
 			return nil, fmt.Errorf("token %q: its hash is not a SHA-256 in hex", t.Name)
+		case len(t.Tenants) > 0 && t.Role != Producer:
+			return nil, fmt.Errorf("token %q: tenants bind a producer, not role %s", t.Name, t.Role)
+		case slices.Contains(t.Tenants, ""):
+			return nil, fmt.Errorf("token %q: a tenant without a name", t.Name)
 		}
 		if other, taken := all[hash]; taken {
 			return nil, fmt.Errorf("tokens %q and %q are the same", other.name, t.Name)
 		}
 		names[t.Name] = true
-		all[hash] = caller{t.Name, t.Role}
+		all[hash] = caller{t.Name, t.Role, t.Tenants}
 	}
 	return all, nil
 }

@@ -36,10 +36,10 @@ type Intake struct {
 }
 
 // Accept enqueues one request. Problems with it are a job.Invalid or a
-// *job.FieldError; then, and after any other error but job.ErrUnavailable, nothing was
-// written. key makes a repetition return the same job.
-func (i *Intake) Accept(ctx context.Context, producer, key string, request json.RawMessage) (job.Accepted, error) {
-	entry, err := decode(producer, key, request)
+// *job.FieldError, a tenant that is not the producer's among them; then, and after any
+// other error but job.ErrUnavailable, nothing was written. key makes a repetition return the same job.
+func (i *Intake) Accept(ctx context.Context, by job.Producer, key string, request json.RawMessage) (job.Accepted, error) {
+	entry, err := decode(by, key, request)
 	if err != nil {
 		return job.Accepted{}, err
 	}
@@ -52,7 +52,7 @@ func (i *Intake) Accept(ctx context.Context, producer, key string, request json.
 
 // AcceptAll enqueues a batch, all or none. Problems are a job.Invalid whose fields
 // begin with the request's index: "[3].grants".
-func (i *Intake) AcceptAll(ctx context.Context, producer, key string, requests []json.RawMessage) ([]job.Accepted, error) {
+func (i *Intake) AcceptAll(ctx context.Context, by job.Producer, key string, requests []json.RawMessage) ([]job.Accepted, error) {
 	if n := len(requests); n == 0 || n > MaxBatch {
 		return nil, &job.FieldError{Problem: fmt.Sprintf("a batch holds between 1 and %d requests, not %d", MaxBatch, n)}
 	}
@@ -63,7 +63,7 @@ func (i *Intake) AcceptAll(ctx context.Context, producer, key string, requests [
 		if key != "" {
 			each = key + "#" + strconv.Itoa(n) // one key per job
 		}
-		entry, err := decode(producer, each, request)
+		entry, err := decode(by, each, request)
 		if err != nil {
 			problems = append(problems, at(n, err)...)
 			continue
@@ -76,12 +76,15 @@ func (i *Intake) AcceptAll(ctx context.Context, producer, key string, requests [
 	return i.enqueue(ctx, entries)
 }
 
-func decode(producer, key string, body json.RawMessage) (job.Entry, error) {
+func decode(by job.Producer, key string, body json.RawMessage) (job.Entry, error) {
 	r, err := job.Decode(body)
 	if err != nil {
 		return job.Entry{}, err
 	}
-	return job.Entry{Request: r, Body: body, Producer: producer, IdempotencyKey: key}, nil
+	if err := by.May(r.Tenant); err != nil {
+		return job.Entry{}, err
+	}
+	return job.Entry{Request: r, Body: body, Producer: by.Name, IdempotencyKey: key}, nil
 }
 
 // at puts the index of a request before the fields of its problems.

@@ -71,6 +71,9 @@ func (d *desk) PushCancel(id job.ID) error {
 	return job.ErrUnavailable
 }
 
+// ci enqueues for one tenant.
+var ci = job.Producer{Name: "ci", Tenants: []string{job.DefaultTenant}}
+
 func TestIntake(t *testing.T) {
 	t.Parallel()
 	intake := func(d *desk) *dispatcher.Intake {
@@ -81,7 +84,7 @@ func TestIntake(t *testing.T) {
 		t.Parallel()
 		d := &desk{}
 		i := intake(d)
-		got, err := i.Accept(t.Context(), "ci", "k", json.RawMessage(request))
+		got, err := i.Accept(t.Context(), ci, "k", json.RawMessage(request))
 		if err != nil || got.ID != id(1) {
 			t.Fatalf("%+v, %v", got, err)
 		}
@@ -97,7 +100,7 @@ func TestIntake(t *testing.T) {
 	t.Run("wakes nobody for a job that was there", func(t *testing.T) {
 		t.Parallel()
 		d := &desk{existing: true}
-		if _, err := intake(d).Accept(t.Context(), "ci", "k", json.RawMessage(request)); err != nil || d.woken != 0 {
+		if _, err := intake(d).Accept(t.Context(), ci, "k", json.RawMessage(request)); err != nil || d.woken != 0 {
 			t.Errorf("woken %d times, error %v", d.woken, err)
 		}
 	})
@@ -105,7 +108,7 @@ func TestIntake(t *testing.T) {
 	t.Run("a batch with a bad request writes nothing and names each problem", func(t *testing.T) {
 		t.Parallel()
 		d := &desk{}
-		_, err := intake(d).AcceptAll(t.Context(), "ci", "", []json.RawMessage{
+		_, err := intake(d).AcceptAll(t.Context(), ci, "", []json.RawMessage{
 			[]byte(request),
 			[]byte(strings.Replace(request, `"grants": {},`, ``, 1)),
 			[]byte(`{"prompt":`),
@@ -129,7 +132,7 @@ func TestIntake(t *testing.T) {
 	t.Run("each job of a batch has its own key", func(t *testing.T) {
 		t.Parallel()
 		d := &desk{}
-		if _, err := intake(d).AcceptAll(t.Context(), "ci", "k", []json.RawMessage{[]byte(request), []byte(request)}); err != nil {
+		if _, err := intake(d).AcceptAll(t.Context(), ci, "k", []json.RawMessage{[]byte(request), []byte(request)}); err != nil {
 			t.Fatal(err)
 		}
 		if d.entries[0].IdempotencyKey == d.entries[1].IdempotencyKey {
@@ -137,10 +140,33 @@ func TestIntake(t *testing.T) {
 		}
 	})
 
+	t.Run("refuses another tenant", func(t *testing.T) {
+		t.Parallel()
+		other := json.RawMessage(strings.Replace(request, `{`, `{"tenant": "other", `, 1))
+		for _, enqueue := range []func(i *dispatcher.Intake, by job.Producer) error{
+			func(i *dispatcher.Intake, by job.Producer) error {
+				_, err := i.Accept(t.Context(), by, "", other)
+				return err
+			},
+			func(i *dispatcher.Intake, by job.Producer) error {
+				_, err := i.AcceptAll(t.Context(), by, "", []json.RawMessage{json.RawMessage(request), other})
+				return err
+			},
+		} {
+			d := &desk{}
+			if err := enqueue(intake(d), ci); !errors.Is(err, job.ErrInvalid) || !strings.Contains(err.Error(), "tenant") || len(d.entries) > 0 {
+				t.Errorf("error %v, wrote %d", err, len(d.entries))
+			}
+			if err := enqueue(intake(d), job.Producer{Name: "ci", Tenants: []string{job.AnyTenant}}); err != nil {
+				t.Errorf("for any tenant: %v", err)
+			}
+		}
+	})
+
 	t.Run("refuses an empty batch and a huge one", func(t *testing.T) {
 		t.Parallel()
 		for _, n := range []int{0, dispatcher.MaxBatch + 1} {
-			if _, err := intake(&desk{}).AcceptAll(t.Context(), "ci", "", make([]json.RawMessage, n)); !errors.Is(err, job.ErrInvalid) {
+			if _, err := intake(&desk{}).AcceptAll(t.Context(), ci, "", make([]json.RawMessage, n)); !errors.Is(err, job.ErrInvalid) {
 				t.Errorf("%d requests: %v", n, err)
 			}
 		}
@@ -149,7 +175,7 @@ func TestIntake(t *testing.T) {
 	t.Run("passes on the kind of a failure", func(t *testing.T) {
 		t.Parallel()
 		for _, kind := range []error{job.ErrQueueFull, job.ErrConflict, job.ErrUnavailable} {
-			if _, err := intake(&desk{fail: kind}).Accept(t.Context(), "ci", "", json.RawMessage(request)); !errors.Is(err, kind) {
+			if _, err := intake(&desk{fail: kind}).Accept(t.Context(), ci, "", json.RawMessage(request)); !errors.Is(err, kind) {
 				t.Errorf("error %v, want %v", err, kind)
 			}
 		}
