@@ -27,6 +27,12 @@ type Turn struct {
 	Binds []Bind
 	// Confinement is what the operating system enforces; nil when nothing does.
 	Confinement *Confinement
+	// OwnSandbox is what the agent is told to have its own sandbox enforce, in the
+	// placement that has one (SandboxClaude); nil in any other.
+	OwnSandbox *Confinement
+	// Box is what an engine enforces for a container or sandbox turn, as far as its
+	// boundary decides it: the runner adds what it brings itself. Nil for a host turn.
+	Box *Box
 	// DaggerEngine is the engine the turn reaches; empty for none.
 	DaggerEngine string
 	// HostServers are the granted host servers the profile's MCP entries reach.

@@ -52,6 +52,8 @@ type HostBoundary struct {
 	Limits  agent.Limits
 	// Private are the worker's own directories, which no mount may reach.
 	Private []string
+
+	inherits func(name string) bool // of the host's environment; nil is every name
 }
 
 // Verify gives the turn req may have. See the package comment.
@@ -93,6 +95,13 @@ func (h HostBoundary) Verify(req agent.Request) (*agent.Turn, error) {
 	network, err := h.network(req.Profile)
 	if err != nil {
 		return nil, err
+	}
+	if req.Profile.Sandbox == agent.SandboxClaude {
+		turn.OwnSandbox, err = h.ownSandbox(req, *turn, dir, denied, network)
+		if err != nil {
+			return nil, err
+		}
+		return turn, nil
 	}
 	if !req.Profile.Confine {
 		if !network.Open || h.Limits != (agent.Limits{}) {
@@ -216,7 +225,7 @@ func (h HostBoundary) confinement(req agent.Request, turn agent.Turn, dir string
 			}
 		}
 	}
-	found, err := survey(turn, req.Workspace.Metadata)
+	found, err := survey(turn, req.Workspace.Metadata, false)
 	if err != nil {
 		return nil, err
 	}

@@ -9,9 +9,16 @@ import (
 	"turnpike/internal/agent"
 )
 
+// variables are set by somebody other than the host.
+type variables struct {
+	who  string
+	vars map[string]string
+}
+
 // environment is the turn's whole environment: what is granted of the host's,
-// then the profile's, the request's and, with version control, the caller's own.
-func (h HostBoundary) environment(req agent.Request, vcs bool) ([]string, error) {
+// then the profile's, the request's and, with version control, the caller's own; last
+// what is set for the place the turn runs in.
+func (h HostBoundary) environment(req agent.Request, vcs bool, inside ...variables) ([]string, error) {
 	p, granted := req.Profile, req.Grants.Env
 	for _, entry := range granted {
 		if !validName(strings.TrimSuffix(entry, "*")) && entry != "*" {
@@ -25,23 +32,18 @@ func (h HostBoundary) environment(req agent.Request, vcs bool) ([]string, error)
 		case !ok, name == "", !agent.NameGranted(granted, name):
 		case h.StripPrefix != "" && strings.HasPrefix(name, h.StripPrefix):
 		case !vcs && vcsVariable(name):
+		case h.inherits != nil && !h.inherits(name):
 		case p.Confine && (name == "HOME" || name == "TMPDIR"):
 			// They name places of the host that a confined turn does not have.
 		default:
 			env[name] = value
 		}
 	}
-	sets := []struct {
-		who  string
-		vars map[string]string
-	}{{"profile", p.Env}, {"request", req.Env}}
+	sets := []variables{{"profile", p.Env}, {"request", req.Env}}
 	if vcs {
-		sets = append(sets, struct {
-			who  string
-			vars map[string]string
-		}{"version control", req.VCSEnv})
+		sets = append(sets, variables{"version control", req.VCSEnv})
 	}
-	for _, set := range sets {
+	for _, set := range append(sets, inside...) {
 		// In name order, so that a refusal names the same variable every time.
 		for _, name := range slices.Sorted(maps.Keys(set.vars)) {
 			value := set.vars[name]
@@ -60,11 +62,16 @@ func (h HostBoundary) environment(req agent.Request, vcs bool) ([]string, error)
 		}
 		env["SHELL"] = p.Shell
 	}
-	pairs := make([]string, 0, len(env))
+	return pairs(env), nil
+}
+
+// pairs gives env as NAME=value, in name order.
+func pairs(env map[string]string) []string {
+	out := make([]string, 0, len(env))
 	for _, name := range slices.Sorted(maps.Keys(env)) {
-		pairs = append(pairs, name+"="+env[name])
+		out = append(out, name+"="+env[name])
 	}
-	return pairs, nil
+	return out
 }
 
 // settable refuses a variable that somebody other than the host sets.

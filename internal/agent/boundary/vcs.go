@@ -19,22 +19,7 @@ var errNotAbsolute = errors.New("not an absolute path")
 // cannot be told free of version control metadata in reasonable time.
 const maxSurvey = 2_000_000
 
-var (
-	vcsMetadata = []string{".git", ".hg", ".jj", ".svn"}
-	vcsCommands = []string{
-		"git", "scalar", "gh", "glab", "hg", "chg", "jj", "svn", "svnadmin", "svnlook", "svnserve", "svnsync",
-		"bzr", "brz", "darcs", "fossil",
-	}
-	// Where executables are, beside the turn's own PATH.
-	commandDirs = []string{
-		"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/snap/bin",
-		"/opt/homebrew/bin", "/opt/local/bin",
-	}
-	// Git's own programs, each of which would do for the whole.
-	commandTrees = []string{
-		"/usr/lib/git-core", "/usr/libexec/git-core", "/usr/local/lib/git-core", "/usr/local/libexec/git-core",
-	}
-)
+var vcsMetadata = []string{".git", ".hg", ".jj", ".svn"}
 
 func versionControl(req agent.Request) (bool, error) {
 	if req.Profile.VCSAccess && !req.Grants.VCS {
@@ -52,20 +37,20 @@ func insideMetadata(path string) bool {
 // executables finds the version control commands a turn could run: their names,
 // and the paths they have, links and what they lead to alike.
 func executables(env []string) (names, paths []string) {
-	names = slices.Clone(vcsCommands)
-	for _, dir := range append(shellPath(env), commandDirs...) {
+	names = agent.VCSCommands()
+	for _, dir := range append(shellPath(env), agent.CommandDirs()...) {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			continue // what is not there cannot be run
 		}
 		for _, e := range entries {
-			if slices.Contains(vcsCommands, e.Name()) || strings.HasPrefix(e.Name(), "git-") {
+			if slices.Contains(agent.VCSCommands(), e.Name()) || strings.HasPrefix(e.Name(), "git-") {
 				names = append(names, e.Name())
 				paths = append(paths, withTarget(filepath.Join(dir, e.Name()))...)
 			}
 		}
 	}
-	for _, tree := range commandTrees {
+	for _, tree := range agent.VCSTrees() {
 		paths = append(paths, withTarget(tree)...)
 	}
 	slices.Sort(names)
@@ -93,11 +78,13 @@ type surveyed struct {
 	sockets  []string // services that must not be reached
 }
 
-// survey looks through the writable mounts of a confined turn.
-func survey(turn agent.Turn, extra []string) (surveyed, error) {
+// survey looks through the writable mounts of a turn that something holds. With all it
+// looks through the others for sockets, too: a read-only mount does not keep anybody
+// from dialling what listens in it.
+func survey(turn agent.Turn, extra []string, all bool) (surveyed, error) {
 	s := &surveyor{turn: turn, left: maxSurvey}
 	for _, m := range turn.Mounts {
-		if m.Access != agent.ReadWrite {
+		if s.writable = m.Access == agent.ReadWrite; !s.writable && !all {
 			continue
 		}
 		if err := s.walk(m.Path); err != nil {
@@ -116,12 +103,13 @@ func survey(turn agent.Turn, extra []string) (surveyed, error) {
 }
 
 type surveyor struct {
-	turn  agent.Turn
-	left  int
-	found surveyed
+	turn     agent.Turn
+	writable bool // the mount it walks through
+	left     int
+	found    surveyed
 }
 
-// walk looks at dir, which may be written, and follows no link.
+// walk looks at dir and follows no link.
 func (s *surveyor) walk(dir string) error {
 	entries, err := os.ReadDir(dir)
 	switch {
@@ -133,9 +121,9 @@ func (s *surveyor) walk(dir string) error {
 		return unsupported("directory %q cannot be searched for version control metadata: %v", dir, err)
 	}
 	if s.left -= len(entries); s.left < 0 {
-		return unsupported("the writable mounts hold more than %d files, too many to search for version control metadata; grant less", maxSurvey)
+		return unsupported("the mounts hold more than %d files, too many to search for version control metadata and sockets; grant less", maxSurvey)
 	}
-	if !s.turn.VCS && bareRepository(entries) {
+	if !s.turn.VCS && s.writable && bareRepository(entries) {
 		return s.keep(dir)
 	}
 	for _, e := range entries {
@@ -144,7 +132,7 @@ func (s *surveyor) walk(dir string) error {
 			s.found.sockets = append(s.found.sockets, path)
 			continue
 		}
-		if !s.turn.VCS && slices.Contains(vcsMetadata, e.Name()) {
+		if !s.turn.VCS && s.writable && slices.Contains(vcsMetadata, e.Name()) {
 			if err := s.metadata(path, e); err != nil {
 				return err
 			}

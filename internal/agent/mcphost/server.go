@@ -72,6 +72,7 @@ type Server struct {
 	launch   Launch
 	token    string
 	url      string
+	addr     netip.AddrPort
 	tree     *procs.Tree
 	identity agent.Identity
 	pipes    sync.WaitGroup // who reads what it prints
@@ -294,6 +295,7 @@ func (s *Server) ready(ctx context.Context, announced <-chan uint16) error {
 			return fmt.Errorf("%w: it ended before it said where it listens", agent.ErrUnready)
 		}
 		s.url = "http://" + net.JoinHostPort(reach(l), strconv.Itoa(int(port))) + l.Request.HostMCP.Path
+		s.addr = netip.AddrPortFrom(l.Listen, port)
 		return s.keepsOut(ctx, port)
 	case <-late.C:
 		return fmt.Errorf("%w: it did not say within %s where it listens", agent.ErrUnready, limit)
@@ -348,6 +350,15 @@ func (s *Server) Entry() agent.MCPEntry {
 
 // Env is what the turn's environment needs for Entry, as NAME=value pairs.
 func (s *Server) Env() []string { return []string{s.launch.Request.HostMCP.TokenEnv + "=" + s.token} }
+
+// Addr is where the server listens on the host.
+func (s *Server) Addr() netip.AddrPort { return s.addr }
+
+// Freeze stops the server and all it started where they are; Thaw lets them go on.
+func (s *Server) Freeze() error { return s.tree.Freeze() }
+
+// Thaw lets the server go on.
+func (s *Server) Thaw() error { return s.tree.Thaw() }
 
 // Exited closes when the server and all it started are gone.
 func (s *Server) Exited() <-chan struct{} { return s.exited }

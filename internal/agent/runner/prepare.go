@@ -33,22 +33,26 @@ type turn struct {
 	req    agent.Request
 	driver agent.Driver
 	turn   *agent.Turn
-	bin    string
+	bin    string // where the agent runs
+	boxed  *boxed // nil for a turn of the host
 
 	dir     *session.Dir
 	made    bool // the directory was made for this turn, not given
 	marker  string
-	host    *mcphost.Host // nil when the agent may report nothing
-	read    *mcphost.Host // nil when it has other means to read
+	host    *mcphost.Host   // nil when the agent may report nothing
+	read    *mcphost.Host   // nil when it has other means to read
+	server  *mcphost.Server // nil when the request names none
 	launch  agent.Launch
 	command *agent.Command
 
 	transcript, stderr *session.Log
+	serverLog          *session.Log // nil without a server
 	in, out, err       pipe
 	tree               agent.Process
 	identity           agent.Identity
 	startedAt          time.Time
 	before             inventory
+	left               []string // what the CLI may leave in the workspace
 }
 
 // pipe is one standard stream of the agent: the end that is kept, and the end that
@@ -64,9 +68,13 @@ func (p *pipe) close() {
 	p.ours, p.theirs = nil, nil
 }
 
-// verify decides whether the turn may be run. It writes and starts nothing.
-func (r *Runner) verify(req agent.Request) (*turn, error) {
-	judge := r.boundary(req)
+// verify decides whether the turn may be run. It writes nothing and starts no agent.
+func (r *Runner) verify(ctx context.Context, req agent.Request) (*turn, error) {
+	in, err := r.look(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	judge := r.boundary(req, in)
 	if r.Judge != nil {
 		judge = r.Judge(judge)
 	}
@@ -83,11 +91,13 @@ func (r *Runner) verify(req agent.Request) (*turn, error) {
 	if err := r.able(req.Profile); err != nil {
 		return nil, err
 	}
-	bin, err := executable(r.bin(name))
-	if err != nil {
+	var bin string
+	if in != nil {
+		bin = in.premises.Bin
+	} else if bin, err = executable(r.bin(name)); err != nil {
 		return nil, fmt.Errorf("%w: agent %s: %w", agent.ErrUnready, name, err)
 	}
-	t := &turn{r: r, req: req, driver: r.Drivers[name], turn: verified, bin: bin}
+	t := &turn{r: r, req: req, driver: r.Drivers[name], turn: verified, bin: bin, boxed: in}
 	if req.ResumeID != "" && t.conversations() == nil {
 		return nil, fmt.Errorf("%w: %s cannot go on with a conversation in a fresh home", agent.ErrUnsupported, name)
 	}
@@ -164,29 +174,31 @@ func (r *Runner) keepsPrivate(req agent.Request, runtime []agent.Mount) error {
 	return nil
 }
 
-func (r *Runner) boundary(req agent.Request) agent.Boundary {
-	switch req.Profile.Placement().Sandbox {
-	case agent.SandboxContainer:
-		return boundary.ContainerBoundary{}
-	case agent.SandboxSbx:
-		return boundary.SandboxBoundary{}
-	}
+func (r *Runner) boundary(req agent.Request, in *boxed) agent.Boundary {
 	private := slices.Clone(r.Private)
 	if req.SessionDir != "" {
 		private = append(private, req.SessionDir)
+	}
+	switch req.Profile.Placement().Sandbox {
+	case agent.SandboxContainer:
+		return r.containerBoundary(in, private)
+	case agent.SandboxSbx:
+		return boundary.SandboxBoundary{}
 	}
 	return boundary.HostBoundary{
 		Environ: r.Environ, StripPrefix: r.EnvironmentPrefix, AddDirs: r.AddDirs,
 		Confiner: r.confiner(), SystemPaths: r.SystemPaths, SessionsDir: r.SessionsDir,
 		SkillDirs: r.SkillMountDirs, Network: r.Network, Limits: r.Limits, Private: private,
-		Backends: func(name string) (agent.Backend, bool) {
-			d, ok := r.Drivers[name]
-			if !ok {
-				return agent.Backend{}, false
-			}
-			return d.Descriptor(), true
-		},
+		Backends: r.backend,
 	}
+}
+
+func (r *Runner) backend(name string) (agent.Backend, bool) {
+	d, ok := r.Drivers[name]
+	if !ok {
+		return agent.Backend{}, false
+	}
+	return d.Descriptor(), true
 }
 
 func (r *Runner) confiner() agent.Confiner {
@@ -227,6 +239,9 @@ func (t *turn) makeReady(ctx context.Context) error {
 			return kind(err)
 		}
 	}
+	if err := t.startServer(ctx); err != nil {
+		return kind(err)
+	}
 	if err := t.prepareLaunch(); err != nil {
 		return err
 	}
@@ -261,22 +276,21 @@ func (t *turn) makeReady(ctx context.Context) error {
 			*p.pipe = pipe{ours: w, theirs: r}
 		}
 	}
-	t.before = takeInventory(t.workspace())
+	t.before, t.left = takeInventory(t.workspace()), t.leavings()
 	return nil
 }
 
 // serveWorkspace gives the agent the worker's tools that read the workspace.
 func (t *turn) serveWorkspace(ctx context.Context) error {
 	shown := t.workspace()
-	if c := t.turn.Confinement; c != nil {
-		shown = c.WorkDir
-	}
 	dir, err := filepath.EvalSymlinks(t.workspace())
 	if err != nil {
 		return err
 	}
-	if c := t.turn.Confinement; c != nil && dir != c.Workspace {
-		return fmt.Errorf("%w: the workspace is now %s", agent.ErrPolicyChanged, dir)
+	if at, inside, held := t.places(); held {
+		if shown = inside; dir != at {
+			return fmt.Errorf("%w: the workspace is now %s", agent.ErrPolicyChanged, dir)
+		}
 	}
 	t.read, err = mcphost.StartRead(context.WithoutCancel(ctx), t.dir.Run(), mcphost.Read{Dir: dir, Shown: shown})
 	return err
@@ -325,17 +339,19 @@ func (t *turn) prepareLaunch() error {
 			}
 		}
 	}
-	workDir := t.workspace()
-	if c := t.turn.Confinement; c != nil {
-		workDir = c.WorkDir
-		c.System = append(c.System, own...)
-	} else if err := t.shadow(); err != nil {
-		return err
-	}
 	t.launch = agent.Launch{
 		Request: t.req, Turn: t.turn, Bin: t.bin,
-		Home: t.dir.Home(), HomeInside: t.dir.Home(), WorkDir: workDir,
+		Home: t.dir.Home(), HomeInside: t.dir.Home(), WorkDir: t.workspace(),
 		MCP: mcp, Title: t.r.NamePrefix + t.req.Name, Root: os.Geteuid() == 0,
+	}
+	switch c := t.turn.Confinement; {
+	case t.boxed != nil:
+		t.box(own)
+	case c != nil:
+		t.launch.WorkDir = c.WorkDir
+		c.System = append(c.System, own...)
+	default:
+		return t.shadow()
 	}
 	return nil
 }
@@ -354,7 +370,7 @@ func (t *turn) skills(ctx context.Context) ([]string, error) {
 		if dirs[i], err = filepath.EvalSymlinks(dir); err != nil {
 			return nil, fmt.Errorf("%w: prepare skills: %w", agent.ErrUnready, err)
 		}
-		if t.turn.Confinement != nil && !slices.ContainsFunc(t.r.SkillMountDirs, func(root string) bool {
+		if _, _, held := t.places(); held && !slices.ContainsFunc(t.r.SkillMountDirs, func(root string) bool {
 			actual, err := filepath.EvalSymlinks(root)
 			return err == nil && agent.Inside(dirs[i], actual)
 		}) {
@@ -366,10 +382,24 @@ func (t *turn) skills(ctx context.Context) ([]string, error) {
 
 // workspace is the working directory on the host.
 func (t *turn) workspace() string {
-	if c := t.turn.Confinement; c != nil {
-		return c.Workspace
+	if at, _, held := t.places(); held {
+		return at
 	}
 	return t.req.Workspace.Dir
+}
+
+// places are the working directory on the host and inside, of a turn that something
+// holds.
+func (t *turn) places() (workspace, inside string, held bool) {
+	switch {
+	case t.turn.Confinement != nil:
+		return t.turn.Confinement.Workspace, t.turn.Confinement.WorkDir, true
+	case t.turn.OwnSandbox != nil:
+		return t.turn.OwnSandbox.Workspace, t.turn.OwnSandbox.WorkDir, true
+	case t.turn.Box != nil:
+		return t.turn.Box.Workspace, t.turn.Box.WorkDir, true
+	}
+	return "", "", false
 }
 
 // shadow puts stand-ins for the denied executables where an agent that nothing
@@ -389,7 +419,7 @@ func (t *turn) shadow() error {
 func (t *turn) environment() []string {
 	env := map[string]string{
 		"HOME":   t.launch.HomeInside,
-		"TMPDIR": t.dir.Tmp(),
+		"TMPDIR": t.tmpInside(),
 		"PATH":   defaultPath,
 	}
 	add := func(pairs []string) {
@@ -399,10 +429,13 @@ func (t *turn) environment() []string {
 		}
 	}
 	add(t.turn.Env)
-	if t.turn.Confinement == nil && len(t.turn.DeniedExecutables) > 0 {
+	if t.turn.Confinement == nil && t.turn.Box == nil && len(t.turn.DeniedExecutables) > 0 {
 		env["PATH"] = t.dir.Shims() + string(filepath.ListSeparator) + env["PATH"]
 	}
 	add(t.command.Env)
+	if t.server != nil {
+		add(t.server.Env())
+	}
 	add([]string{procs.Marker(t.r.SessionsDir, t.marker)})
 	pairs := make([]string, 0, len(env))
 	for _, name := range slices.Sorted(maps.Keys(env)) {
@@ -415,6 +448,9 @@ func (t *turn) environment() []string {
 func (t *turn) start(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
+	}
+	if t.boxed != nil {
+		return t.exec(ctx) // the engine records what it makes
 	}
 	t.identity = agent.Identity{Kind: agent.KindProcess, Label: t.marker}
 	if rec := t.r.Recorder; rec != nil {
@@ -444,21 +480,39 @@ func (t *turn) exec(ctx context.Context) error {
 		Env: t.environment(), Dir: t.launch.WorkDir,
 		Stdin: t.in.theirs, Stdout: t.out.theirs, Stderr: t.err.theirs,
 	}
+	if err := t.launchTree(ctx, cmd); err != nil {
+		return kind(err)
+	}
+	for _, p := range []*pipe{&t.in, &t.out, &t.err} {
+		_ = p.theirs.Close() // or the end of the agent's output would never be seen
+		p.theirs = nil
+	}
+	return nil
+}
+
+// launchTree starts cmd where the turn runs.
+func (t *turn) launchTree(ctx context.Context, cmd *exec.Cmd) error {
+	if t.boxed != nil {
+		tree, err := t.boxed.engine.Start(ctx, cmd, *t.turn.Box, t.r.Recorder)
+		if err != nil {
+			return err
+		}
+		t.tree, t.identity = tree, tree.Identity()
+		return nil
+	}
+	if err := t.unchanged(); err != nil {
+		return err
+	}
 	start := procs.Supervised
 	if c := t.turn.Confinement; c != nil {
 		start = func(cmd *exec.Cmd) error { return t.r.confiner().Start(cmd, *c) }
 	}
 	tree, err := procs.Start(cmd, start)
 	if err != nil {
-		return kind(err)
+		return err
 	}
-	t.tree = tree
-	t.identity = tree.Identity()
+	t.tree, t.identity = tree, tree.Identity()
 	t.identity.Label = t.marker
-	for _, p := range []*pipe{&t.in, &t.out, &t.err} {
-		_ = p.theirs.Close() // or the end of the agent's output would never be seen
-		p.theirs = nil
-	}
 	return nil
 }
 
@@ -468,13 +522,14 @@ func (t *turn) abandon() error {
 	for _, h := range t.servers() {
 		errs = append(errs, h.Close())
 	}
+	if t.server != nil {
+		errs = append(errs, t.server.Close())
+	}
 	for _, p := range []*pipe{&t.in, &t.out, &t.err} {
 		p.close()
 	}
-	for _, log := range []*session.Log{t.transcript, t.stderr} {
-		if log != nil {
-			errs = append(errs, log.Close())
-		}
+	for _, log := range t.logs() {
+		errs = append(errs, log.Close())
 	}
 	switch {
 	case t.made:
@@ -483,6 +538,10 @@ func (t *turn) abandon() error {
 		errs = append(errs, t.dir.Abandon())
 	}
 	return errors.Join(errs...)
+}
+
+func (t *turn) logs() []*session.Log {
+	return slices.DeleteFunc([]*session.Log{t.transcript, t.stderr, t.serverLog}, func(l *session.Log) bool { return l == nil })
 }
 
 // tellGone tells the recorder that nothing of the turn is left. The record must be

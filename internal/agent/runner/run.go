@@ -133,7 +133,7 @@ func (u *running) recordLive(ctx context.Context) error {
 	if err := u.dir.Update(func(m *session.Meta) { m.Process = &u.identity }); err != nil {
 		u.note("session: %v", err)
 	}
-	if u.r.Recorder == nil {
+	if u.r.Recorder == nil || u.boxed != nil { // an engine has recorded its box
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTime)
@@ -262,7 +262,7 @@ func (u *running) turnTo(freeze bool, clocks []*clock) error {
 		return fmt.Errorf("the turn is being stopped: %w", os.ErrProcessDone)
 	}
 	if !freeze {
-		if err := u.tree.Thaw(); err != nil {
+		if err := errors.Join(u.tree.Thaw(), u.serverTo(freeze)); err != nil {
 			return err
 		}
 		for _, c := range clocks {
@@ -270,9 +270,9 @@ func (u *running) turnTo(freeze bool, clocks []*clock) error {
 		}
 		return nil
 	}
-	if err := u.tree.Freeze(); err != nil {
+	if err := errors.Join(u.tree.Freeze(), u.serverTo(freeze)); err != nil {
 		// Half a tree may stand still; none of it shall.
-		return errors.Join(err, u.tree.Thaw())
+		return errors.Join(err, u.tree.Thaw(), u.serverTo(false))
 	}
 	for _, c := range clocks {
 		c.freeze()
@@ -327,12 +327,20 @@ func (u *running) result(ctx context.Context, gone bool) *agent.Result {
 			u.note("server %s: %v", h.Name(), err)
 		}
 	}
+	if u.server != nil {
+		if err := u.server.Close(); err != nil {
+			u.note("%v", err)
+		}
+	}
+	if gone {
+		clearAway(u.workspace(), u.left)
+	}
 	findings, whole := newFindings(u.before, takeInventory(u.workspace()))
 	res.Findings = findings
 	if !whole {
 		u.note("the workspace is too large to look through for new executable configuration")
 	}
-	for _, log := range []*session.Log{u.transcript, u.stderr} {
+	for _, log := range u.logs() {
 		if err := errors.Join(log.Err(), log.Close()); err != nil {
 			u.note("%v", err)
 		}

@@ -31,14 +31,34 @@ type Runner struct {
 	CodexBin    string
 	OpenCodeBin string
 	PiBin       string
+	// DockerBin and SbxBin are the programs that containers and sandboxes are run
+	// with; empty is the engine's own choice, mostly agent.ContainerEngine and
+	// agent.SandboxCLI.
+	DockerBin string
+	SbxBin    string
+	// ContainerListen is the address the server that a request names (HostMCP) listens
+	// on. Empty is the host's loopback for a turn whose network is limited, and the
+	// address the box reaches the host by for one whose network is open.
+	ContainerListen string
 	// SessionsDir is where a session directory is made for a request without one.
 	// What a turn starts is marked with it, so procs.Sweep takes the same path.
 	SessionsDir string
 	// EnvironmentPrefix is removed from the host environment turns inherit.
 	EnvironmentPrefix string
 	// NamePrefix goes before a turn's name where it names something outside the
-	// worker: the title of a conversation.
+	// worker: the title of a conversation, a container.
 	NamePrefix string
+	// ContainerLabel is what containers are found by; empty is DefaultContainerLabel.
+	ContainerLabel string
+	// ContainerHome is the agent's home in a container; empty is
+	// boundary.DefaultContainerHome.
+	ContainerHome string
+	// ContainerUseRepository is the repository whose container-use environments
+	// profiles may name; empty has none.
+	ContainerUseRepository string
+	// MountDirs are directories that container and sandbox turns write. Each must be
+	// granted read-write.
+	MountDirs []string
 	// Skills makes the skills of a profile ready; nil has none.
 	Skills agent.SkillPreparer
 	// AddDirs are directories agents are told they may write. Each must be
@@ -59,6 +79,8 @@ type Runner struct {
 
 	// Drivers are the agents this worker runs, by name.
 	Drivers map[string]agent.Driver
+	// Engines run the turns of containers and sandboxes, by the profile's sandbox.
+	Engines map[string]agent.Engine
 	// Bins names executables by agent; the fields above go before it.
 	Bins map[string]string
 	// Recorder is told of everything that is started; nil records nothing, which
@@ -102,7 +124,7 @@ func (r *Runner) create(name string) (*session.Dir, error) {
 // agent package's kinds, the cause ctx ended with, or the error of
 // Observer.Starting. Once something was started there is a Result and no error.
 func (r *Runner) Run(ctx context.Context, req agent.Request) (*agent.Result, error) {
-	t, err := r.verify(req)
+	t, err := r.verify(ctx, req)
 	if err != nil {
 		return nil, fmt.Errorf("verify turn %q: %w", req.Name, err)
 	}

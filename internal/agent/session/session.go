@@ -20,6 +20,7 @@ const (
 	systemPromptFile = "system-prompt.md"
 	transcriptFile   = "transcript.jsonl"
 	stderrFile       = "stderr.log"
+	serverFile       = "host-mcp.log"
 	resultFile       = "result.json"
 	metaFile         = "meta.json"
 	killedFile       = "killed"
@@ -140,6 +141,7 @@ func (d *Dir) Prompt() string       { return filepath.Join(d.path, promptFile) }
 func (d *Dir) SystemPrompt() string { return filepath.Join(d.path, systemPromptFile) }
 func (d *Dir) Transcript() string   { return filepath.Join(d.path, transcriptFile) }
 func (d *Dir) Stderr() string       { return filepath.Join(d.path, stderrFile) }
+func (d *Dir) ServerLog() string    { return filepath.Join(d.path, serverFile) }
 func (d *Dir) Home() string         { return filepath.Join(d.path, "home") }
 func (d *Dir) Run() string          { return filepath.Join(d.path, "run") }
 func (d *Dir) Tmp() string          { return filepath.Join(d.path, "tmp") }
@@ -196,7 +198,7 @@ func (d *Dir) WritePrompts(prompt, system string) error {
 // neither looks like one that was lost nor stands in the way of another try.
 func (d *Dir) Abandon() error {
 	errs := []error{d.Update(func(m *Meta) { m.StartedAt = time.Time{} })}
-	for _, log := range []string{d.Transcript(), d.Stderr()} {
+	for _, log := range []string{d.Transcript(), d.Stderr(), d.ServerLog()} {
 		if err := os.Remove(log); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("abandon session: %w", err))
 		}

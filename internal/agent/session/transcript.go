@@ -28,6 +28,10 @@ func (d *Dir) OpenTranscript(limit int64) (*Log, error) { return openLog(d.Trans
 // error wraps agent.ErrUnready.
 func (d *Dir) OpenStderr(limit int64) (*Log, error) { return openLog(d.Stderr(), limit) }
 
+// OpenServerLog opens the log of a server that runs on the host for the turn, for at
+// most limit bytes. Its error wraps agent.ErrUnready.
+func (d *Dir) OpenServerLog(limit int64) (*Log, error) { return openLog(d.ServerLog(), limit) }
+
 func openLog(path string, limit int64) (*Log, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fileMode)
 	if err != nil {

@@ -2,15 +2,6 @@ package boundary
 
 import "turnpike/internal/agent"
 
-// ContainerBoundary answers for turns in a container of the host's engine. No
-// launcher of this worker can hold one to its grants, so it refuses them all.
-type ContainerBoundary struct{}
-
-// Verify refuses req.
-func (ContainerBoundary) Verify(agent.Request) (*agent.Turn, error) {
-	return nil, unsupported("this worker runs no turns in containers; use placement %q", confined)
-}
-
 // SandboxBoundary answers for turns in a Docker Sandboxes virtual machine. No
 // launcher of this worker can hold one to its grants, so it refuses them all.
 type SandboxBoundary struct{}
