@@ -45,24 +45,25 @@
 //
 // # How a launcher uses it
 //
-//	p, err := egress.New(rules, log)
+//	p, err := egress.New(egress.Limited(network.Domains, network.Hosts), log)
 //	defer p.Close()                        // ends every connection and waits
 //
-// A launcher with a process inside the namespace passes p.Doors() to it; that process
-// calls Open, and Send with what it opened; the worker calls p.Attach with what Receive
-// gives. Before the agent starts, the files of Files are put in place.
+// A launcher with a process inside the namespace joins it to the worker by a pair of
+// unix sockets: the process calls door.Give before the agent starts, the worker
+// meanwhile p.Attach, and both return once the doors are served or both say why not.
+// Before the agent starts, the files of Files are put in place.
 //
-// A container's launcher binds a unix socket and the worker's own static program into
+// A container's launcher binds a unix socket and a static program of the worker's into
 // the container, and has the container's command be
 //
 //	PROGRAM egress-enter SOCKET -- COMMAND ARGS…
 //
-// whose main calls Enter: it asks through the socket which doors to open, passes them
-// out, and becomes COMMAND, in the same process. The worker meanwhile calls p.Admit
-// with the listener, once; nobody can enter a second time. The container needs a
-// loopback interface (the engine's network "none"), the right to open ports below 1024
-// (net.ipv4.ip_unprivileged_port_start, which engines set to 0) and a resolver at
-// 127.0.0.1. It must be of this kernel: a descriptor goes into no virtual machine.
+// whose main calls door.Enter: it gives the doors through the socket and becomes COMMAND,
+// in the same process. The worker meanwhile calls p.Admit with the listener, once;
+// nobody can enter a second time. The container needs a loopback interface (the engine's
+// network "none"), the right to open ports below 1024 (net.ipv4.ip_unprivileged_port_start,
+// which engines set to 0) and the files of Files. It must be of this kernel: a descriptor
+// goes into no virtual machine.
 //
 // Once the turn is gone, Refusals says which hosts it was refused, for its Result.
 package egress

@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"turnpike/internal/agent/egress/door"
 )
 
 const (
@@ -39,7 +41,7 @@ type Proxy struct {
 	rules    Rules
 	log      *slog.Logger
 	names    *names
-	doors    []Door
+	doors    []door.Door
 	resolver *net.Resolver   // nil is the machine's
 	upstream *http.Transport // to port 80
 
@@ -80,17 +82,30 @@ func New(r Rules, log *slog.Logger) (*Proxy, error) {
 	return p, nil
 }
 
-// Doors are the doors to open inside, in the order Attach wants them.
-func (p *Proxy) Doors() []Door { return slices.Clone(p.doors) }
+// Attach takes over the turn's doors from the process at the other end of c, which is
+// inside and calls door.Give, and serves them until Close. It is called once.
+func (p *Proxy) Attach(c *net.UnixConn) error {
+	return door.Take(c, p.doors, func(opened []*os.File) error {
+		if err := p.attach(opened); err != nil {
+			door.Close(opened)
+			return err
+		}
+		return nil
+	})
+}
 
-// Attach takes over the doors, as they were opened in the turn's namespace, and serves
-// them until Close. It is called once. The files are closed whatever it returns.
-func (p *Proxy) Attach(opened []*os.File) error {
-	if err := p.attach(opened); err != nil {
-		closeAll(opened)
-		return err
+// Admit attaches the turn that enters through l (door.Enter), which is waited for until
+// ctx ends. It is called once; l is closed when it returns, so nobody enters again.
+func (p *Proxy) Admit(ctx context.Context, l *net.UnixListener) error {
+	end := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer end()
+	c, err := l.AcceptUnix()
+	_ = l.Close() // it may be closed by then
+	if err != nil {
+		return fmt.Errorf("wait for the turn to enter: %w", errors.Join(context.Cause(ctx), err))
 	}
-	return nil
+	defer c.Close()
+	return p.Attach(c)
 }
 
 func (p *Proxy) attach(opened []*os.File) error {
@@ -98,7 +113,7 @@ func (p *Proxy) attach(opened []*os.File) error {
 		return fmt.Errorf("%d doors were opened instead of %d", len(opened), len(p.doors))
 	}
 	for i, f := range opened {
-		if err := p.doors[i].check(f); err != nil {
+		if err := p.doors[i].Check(f); err != nil {
 			return fmt.Errorf("the door %s: %w", p.doors[i].Address, err)
 		}
 	}
@@ -111,7 +126,7 @@ func (p *Proxy) attach(opened []*os.File) error {
 	}
 	for i, f := range opened {
 		d := p.doors[i]
-		if d.Network == "udp4" {
+		if d.Network == door.Datagram {
 			c, err := packetConn(f)
 			if err != nil {
 				return fmt.Errorf("the door %s: %w", d.Address, err)

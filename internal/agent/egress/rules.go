@@ -28,6 +28,12 @@ type Rules struct {
 	Hosts map[string]string
 }
 
+// Limited are the rules of a network limited to domains, nil being any public host,
+// with the owner's hosts.
+func Limited(domains []string, hosts map[string]string) Rules {
+	return Rules{Any: domains == nil, Domains: domains, Hosts: hosts}
+}
+
 // Check says what is wrong with the rules.
 func (r Rules) Check() error {
 	for _, d := range r.Domains {
