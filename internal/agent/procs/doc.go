@@ -44,6 +44,17 @@
 // and carries a Failure when it was not; descriptor 5 is a sealed memory file with what to
 // execute, so that neither the arguments nor the environment of the root tell.
 //
+// # macOS
+//
+// There are no process namespaces, no subreapers and no handles on processes, so the
+// root keeps account (family.go): a process belongs that is the child of one that
+// does, is in a group of theirs, was seen to belong before, or lost its parent and
+// bears the marker. A daemon that changes parent, group and environment within the
+// 25 ms between two looks is not found. It stays what it was confined to be, for
+// Seatbelt follows a process for life; a turn that nothing confines can leave one
+// behind. The sealed file is one without a name, and a launcher cannot be held.
+// Elsewhere no tree is started.
+//
 // # Orphans
 //
 // A root that outlived its worker is identified by pid, start time and boot id,

@@ -29,3 +29,32 @@ func Below(root int, rows []Row) []int {
 	}
 	return out
 }
+
+// Kin is one process of a made-up table, of a system with groups and markers.
+type Kin struct {
+	PID, Parent, Group int
+	Start              uint64
+	Marked             bool
+}
+
+// Family gives who is found to belong to the first process of the first table, table
+// after table.
+func Family(tables ...[]Kin) [][]int {
+	first := tables[0][0]
+	f := family{known: map[int]uint64{first.PID: first.Start}, groups: map[int]bool{}, marker: []byte("m")}
+	var out [][]int
+	for _, kin := range tables {
+		var all []process
+		marked := map[int]bool{}
+		for _, k := range kin {
+			all = append(all, process{pid: k.PID, ppid: k.Parent, group: k.Group, start: k.Start, state: 'S'})
+			marked[k.PID] = k.Marked
+		}
+		var pids []int
+		for _, p := range f.among(all, func(pid int, _ []byte) bool { return marked[pid] }) {
+			pids = append(pids, p.pid)
+		}
+		out = append(out, pids)
+	}
+	return out
+}

@@ -14,19 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is one line of the process table.
-type process struct {
-	pid, ppid int
-	state     byte
-	start     uint64
-}
-
-// dead says that nothing of the process runs any more.
-func (p process) dead() bool { return p.state == 'Z' || p.state == 'X' || p.state == 'x' }
-
-// stopped says that the process makes no progress.
-func (p process) stopped() bool { return p.dead() || p.state == 'T' || p.state == 't' }
-
 // parseStat reads /proc/PID/stat. The name in parentheses may hold anything,
 // parentheses too, so what counts follows the last one.
 func parseStat(b []byte) (process, error) {
@@ -90,51 +77,6 @@ func pids() ([]int, error) {
 		if pid, err := strconv.Atoi(n); err == nil {
 			out = append(out, pid)
 		}
-	}
-	return out, nil
-}
-
-// below picks the descendants of root from a table, the dead left out. found says
-// whether the table holds root itself and not another process with its pid.
-func below(root process, all []process) (out []process, found bool) {
-	children := make(map[int][]process)
-	for _, p := range all {
-		if p.pid == root.pid {
-			found = p.start == root.start
-			continue
-		}
-		children[p.ppid] = append(children[p.ppid], p)
-	}
-	if !found {
-		return nil, false
-	}
-	// The table is no snapshot: a pid may be reused while it is read.
-	seen := map[int]bool{root.pid: true}
-	for queue := []int{root.pid}; len(queue) > 0; queue = queue[1:] {
-		for _, p := range children[queue[0]] {
-			if seen[p.pid] {
-				continue
-			}
-			seen[p.pid] = true
-			queue = append(queue, p.pid)
-			if !p.dead() {
-				out = append(out, p)
-			}
-		}
-	}
-	return out, true
-}
-
-// descendants lists what lives beneath p; its error is one notFound knows when p
-// itself is gone.
-func (p process) descendants() ([]process, error) {
-	all, err := table()
-	if err != nil {
-		return nil, err
-	}
-	out, found := below(p, all)
-	if !found {
-		return nil, unix.ESRCH
 	}
 	return out, nil
 }
@@ -204,3 +146,23 @@ var bootID = sync.OnceValues(func() (string, error) {
 	}
 	return strings.TrimSpace(string(b)), nil
 })
+
+// bears says whether the environment pid was executed with has a variable that
+// begins with prefix. One that cannot be read is another user's.
+func bears(pid int, prefix []byte) bool {
+	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+	if err != nil {
+		return false
+	}
+	for v := range bytes.SplitSeq(env, []byte{0}) {
+		if bytes.HasPrefix(v, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// socketpair makes two joined sockets that close on exec.
+func socketpair() ([2]int, error) {
+	return unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+}

@@ -1,4 +1,4 @@
-//go:build !linux
+//go:build !linux && !darwin
 
 package procs
 
@@ -17,6 +17,12 @@ func errHere() error {
 
 // Tree is a started program together with everything it starts.
 type Tree struct{ agent.Process }
+
+// Self names nothing here.
+const Self = ""
+
+// HoldLauncher refuses.
+func HoldLauncher(string) (string, error) { return "", errHere() }
 
 // Entry returns at once: this system has no roots.
 func Entry() {}

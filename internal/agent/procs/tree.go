@@ -1,3 +1,5 @@
+//go:build linux || darwin
+
 package procs
 
 import (
@@ -85,7 +87,7 @@ func Start(cmd *exec.Cmd, start func(*exec.Cmd) error) (*Tree, error) {
 
 // newLine makes the socket between worker and root; both ends close on exec.
 func newLine() (*net.UnixConn, *os.File, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fds, err := socketpair()
 	if err != nil {
 		return nil, nil, err
 	}

@@ -1,12 +1,12 @@
+//go:build linux || darwin
+
 package procs
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -114,19 +114,4 @@ func Sweep(ctx context.Context, stateDir string) (int, error) {
 		n++
 	}
 	return n, nil
-}
-
-// bears says whether the environment pid was executed with has a variable that
-// begins with prefix. One that cannot be read is another user's.
-func bears(pid int, prefix []byte) bool {
-	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
-	if err != nil {
-		return false
-	}
-	for v := range bytes.SplitSeq(env, []byte{0}) {
-		if bytes.HasPrefix(v, prefix) {
-			return true
-		}
-	}
-	return false
 }
