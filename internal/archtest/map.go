@@ -34,12 +34,14 @@ var Map = []Rule{
 	{Package: "internal/agent/boundary", May: []string{"internal/agent", "internal/agent/confine"}},
 	{Package: "internal/agent/procs", May: []string{"internal/agent", "internal/agent/session"}},
 	{Package: "internal/agent/egress"},
-	{Package: "internal/agent/confine", May: []string{"internal/agent", "internal/agent/procs", "internal/agent/egress"}},
+	// The doors alone: a launcher that linked their proxy would start turns more slowly.
+	{Package: "internal/agent/confine", May: []string{"internal/agent", "internal/agent/procs", "internal/agent/egress/door"}},
 	{Package: "internal/agent/mcphost", May: []string{"internal/agent", "internal/agent/procs"}},
 	{Package: "internal/agent/sandbox/*", May: []string{"internal/agent", "internal/agent/procs", "internal/agent/egress"}},
 	{Package: "internal/agent/runner", May: []string{
 		"internal/agent", "internal/agent/session", "internal/agent/mcphost",
 		"internal/agent/procs", "internal/agent/boundary", "internal/agent/confine",
+		"internal/agent/egress", // a turn's way out lives as long as its Result takes
 	}},
 	{Package: "internal/workspace", May: []string{"internal/vcs", "internal/agent"}},
 

@@ -51,7 +51,7 @@
 // A launcher with a process inside the namespace joins it to the worker by a pair of
 // unix sockets: the process calls door.Give before the agent starts, the worker
 // meanwhile p.Attach, and both return once the doors are served or both say why not.
-// Before the agent starts, the files of Files are put in place.
+// Before the agent starts, door.Files are put in place.
 //
 // A container's launcher binds a unix socket and a static program of the worker's into
 // the container, and has the container's command be
@@ -62,7 +62,7 @@
 // in the same process. The worker meanwhile calls p.Admit with the listener, once;
 // nobody can enter a second time. The container needs a loopback interface (the engine's
 // network "none"), the right to open ports below 1024 (net.ipv4.ip_unprivileged_port_start,
-// which engines set to 0) and the files of Files. It must be of this kernel: a descriptor
+// which engines set to 0) and door.Files. It must be of this kernel: a descriptor
 // goes into no virtual machine.
 //
 // Once the turn is gone, Refusals says which hosts it was refused, for its Result.

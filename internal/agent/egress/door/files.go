@@ -1,4 +1,4 @@
-package egress
+package door
 
 // Files are what resolvers read, by path inside the turn: they ask the door, and know
 // no host that only the machine's own files name. Plain "files" and "dns" are the only
