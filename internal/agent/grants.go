@@ -64,6 +64,9 @@ type Network struct {
 	// Proxied says that Domains apply. With Open and Proxied both false the turn
 	// has no network at all.
 	Proxied bool
+	// Hosts, when Proxied, lead "name:port" to the address that is dialled for it, public
+	// or not: servers of the owner's own. Domains decides about their names, too.
+	Hosts map[string]string
 }
 
 // Limits bound what a turn may use of its machine. They come from the pool, not
@@ -98,6 +101,9 @@ type Confinement struct {
 	// Network and Limits hold what the seed's listing leaves to the pool.
 	Network Network
 	Limits  Limits
+	// Egress serves the turn's way out where Network is Proxied. Start refuses such a
+	// confinement without one; Check needs none.
+	Egress Egress
 	// Pins are what Mounts and ReadOnlyMetadata were when they were verified. A
 	// Confiner's Start refuses with ErrPolicyChanged what is something else by
 	// then; a path without a pin it takes as it finds it.

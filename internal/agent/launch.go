@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"net"
 	"os/exec"
 	"time"
 )
@@ -14,6 +15,13 @@ type Confiner interface {
 	// Start starts cmd under c, never with less than c. Its error wraps
 	// ErrUnsupported or ErrPolicyChanged where one of them is the reason.
 	Start(cmd *exec.Cmd, c Confinement) error
+}
+
+// Egress is the way out of a turn whose network is limited, served from outside it.
+type Egress interface {
+	// Attach takes over the turn's way out from the process at the other end of c,
+	// which is inside and waits for the answer before the agent is executed.
+	Attach(c *net.UnixConn) error
 }
 
 // Process is a started agent together with everything it starts.
