@@ -165,6 +165,7 @@ func setUp(cmd *cobra.Command, s *cli.Settings) (_ *bench, err error) {
 
 func confineOptions(s *cli.Settings, private []string) confine.Options {
 	return confine.Options{
+		Launcher:        startsTurns(),
 		AllowNoLandlock: s.Bool("allow-no-landlock"),
 		AbstractSockets: s.Bool("allow-abstract-sockets"),
 		LandlockOnly:    s.Bool("landlock-only"),

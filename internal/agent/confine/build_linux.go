@@ -225,8 +225,8 @@ var inRoot = &unix.OpenHow{
 
 // mount puts one step in place.
 func (b *builder) mount(s step, n int) error {
-	if s.mask() {
-		return b.mask(s, n)
+	if s.Source == "" {
+		return b.made(s, n)
 	}
 	src, err := unix.Openat2(b.host, strings.TrimPrefix(s.Source, "/"), inRoot)
 	if err != nil {
@@ -255,14 +255,18 @@ func verify(fd int, s step) error {
 	return nil
 }
 
-// mask covers a denied file with a program that says so, a denied directory with
-// an empty one. Neither can be read.
-func (b *builder) mask(s step, n int) error {
+// made puts in place what is none of the host's: a file with a text of its own, or a
+// mask, which covers a denied file with a program that says so, a denied directory
+// with an empty one. Neither mask can be read.
+func (b *builder) made(s step, n int) error {
 	path := filepath.Join(maskDir, fmt.Sprint(n))
 	var err error
-	if s.Dir {
+	switch {
+	case s.Text != "":
+		err = os.WriteFile(path, []byte(s.Text), 0o444)
+	case s.Dir:
 		err = os.Mkdir(path, 0)
-	} else {
+	default:
 		err = os.WriteFile(path, standIn("turnpike: "+s.Target+" is denied to this turn\n"), 0o111)
 	}
 	if err != nil {
@@ -301,6 +305,27 @@ func (b *builder) attach(src int, target string, pin agent.Pin, dir bool, attr u
 // mountPoint opens target in the turn's root, creating what is missing where that
 // is ours. Nothing is ever created on the host.
 func (b *builder) mountPoint(target string, pin agent.Pin, dir bool) (int, error) {
+	at, err := unix.Openat2(b.root, strings.TrimPrefix(target, "/"), inRoot)
+	if errors.Is(err, unix.ENOENT) {
+		at, err = b.createPath(target, dir)
+	}
+	if err != nil {
+		return -1, fmt.Errorf("%w: %s: %w", agent.ErrPolicyChanged, target, err)
+	}
+	var st unix.Stat_t
+	err = unix.Fstat(at, &st)
+	if err == nil && pin.Inode != 0 && !b.ours[st.Dev] && (st.Dev != pin.Device || st.Ino != pin.Inode) {
+		err = fmt.Errorf("%w: %s is not what was verified", agent.ErrPolicyChanged, target)
+	}
+	if err != nil {
+		unix.Close(at)
+		return -1, err
+	}
+	return at, nil
+}
+
+// createPath opens target name by name and creates what is missing.
+func (b *builder) createPath(target string, dir bool) (int, error) {
 	names := strings.FieldsFunc(target, func(c rune) bool { return c == '/' })
 	at, err := unix.Openat2(b.root, ".", inRoot)
 	if err != nil {
@@ -313,18 +338,9 @@ func (b *builder) mountPoint(target string, pin agent.Pin, dir bool) (int, error
 		}
 		unix.Close(at)
 		if err != nil {
-			return -1, fmt.Errorf("%w: %s: %w", agent.ErrPolicyChanged, target, err)
+			return -1, err
 		}
 		at = next
-	}
-	var st unix.Stat_t
-	err = unix.Fstat(at, &st)
-	if err == nil && pin.Inode != 0 && !b.ours[st.Dev] && (st.Dev != pin.Device || st.Ino != pin.Inode) {
-		err = fmt.Errorf("%w: %s is not what was verified", agent.ErrPolicyChanged, target)
-	}
-	if err != nil {
-		unix.Close(at)
-		return -1, err
 	}
 	return at, nil
 }

@@ -44,6 +44,23 @@ type Launch struct {
 	Attr syscall.SysProcAttr
 }
 
+// HoldLauncher gives a name of the program at path for Launch.Launcher that goes on
+// naming the same file, whatever is installed at path later: a worker and its launcher
+// are of one build. It is held for as long as this process lives.
+func HoldLauncher(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", fmt.Errorf("launcher: %w", err)
+	}
+	defer f.Close()
+	// Out of the way of the descriptors that a start puts in place before it executes.
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 100)
+	if err != nil {
+		return "", fmt.Errorf("launcher: %w", err)
+	}
+	return fmt.Sprintf("/proc/self/fd/%d", fd), nil
+}
+
 // Supervised starts cmd under a root that nothing confines. It is the start
 // function of a turn that is not confined.
 func Supervised(cmd *exec.Cmd) error { return Launch{}.Start(cmd) }
@@ -177,5 +194,8 @@ func Unseal(fd int, v any) error {
 		}
 		n += m
 	}
-	return json.Unmarshal(text, v)
+	// What this build does not know it could not hold a turn to.
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	return d.Decode(v)
 }

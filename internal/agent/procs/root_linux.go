@@ -232,7 +232,10 @@ func (r *root) end(pid int, exit agent.Exit) agent.Exit {
 	again := time.NewTicker(2 * time.Millisecond)
 	defer again.Stop()
 	for {
-		r.killAll()
+		// Looking for others takes reading the whole process table.
+		if r.hasChildren() {
+			r.killAll()
+		}
 		select {
 		case e, open := <-r.reaped:
 			if !open {
@@ -244,6 +247,13 @@ func (r *root) end(pid int, exit agent.Exit) agent.Exit {
 		case <-again.C:
 		}
 	}
+}
+
+// hasChildren says whether there is a process to end, or to reap. Everything of the
+// tree descends from the root, and what loses its parent is the root's own child.
+func (*root) hasChildren() bool {
+	err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil)
+	return err != unix.ECHILD
 }
 
 func (r *root) killAll() {
