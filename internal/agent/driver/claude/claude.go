@@ -26,7 +26,10 @@ type Driver struct {
 	Linger time.Duration
 }
 
-var _ agent.Driver = Driver{}
+var (
+	_ agent.Driver   = Driver{}
+	_ agent.Leavings = Driver{}
+)
 
 // Descriptor describes the CLI.
 func (Driver) Descriptor() agent.Backend {

@@ -64,8 +64,6 @@ func supported(l agent.Launch) error {
 		return refuse("a prompt has at most %d bytes, this one has %d; put the rest into a file of the workspace", maxPrompt, size)
 	case strings.TrimSpace(l.Request.Prompt) == "":
 		return refuse("it does not start without a prompt")
-	case p.Sandbox == agent.SandboxClaude:
-		return refuse("its own sandbox is not driven; confine the turn instead (sandbox %q with confine)", agent.SandboxNone)
 	case len(p.Skills) != len(l.Skills):
 		return refuse("%d of %d skills are prepared", len(l.Skills), len(p.Skills))
 	case len(l.Skills) > 0 && (l.Turn.Tools != nil && !slices.Contains(l.Turn.Tools, skillTool) || slices.Contains(p.DisallowedTools, skillTool)):
@@ -78,6 +76,11 @@ func supported(l agent.Launch) error {
 		return refuse("max turns %d is below zero", p.MaxTurns)
 	case l.Request.ResumeID != "" && !conversationID.MatchString(l.Request.ResumeID):
 		return refuse("conversation %.64q: its ids are UUIDs", l.Request.ResumeID)
+	}
+	if p.Sandbox == agent.SandboxClaude {
+		if err := holdable(l); err != nil {
+			return err
+		}
 	}
 	for _, t := range slices.Concat(l.Turn.Tools, p.DisallowedTools) {
 		if !toolName.MatchString(t) {
@@ -96,16 +99,25 @@ func supported(l agent.Launch) error {
 // be taken for an option and a list ends where it should.
 func arguments(l agent.Launch) ([]string, error) {
 	p := l.Request.Profile
+	mode, tools := "bypassPermissions", l.Turn.Tools
+	if l.Turn.OwnSandbox != nil {
+		// What no rule of the settings allows is denied.
+		mode, tools = "dontAsk", heldTools(l.Turn)
+	}
 	args := []string{
 		"-p", "--verbose", "--output-format=stream-json",
-		"--permission-mode=bypassPermissions",
+		"--permission-mode=" + mode,
 		"--setting-sources=",
 		"--strict-mcp-config", "--mcp-config=" + path.Join(l.HomeInside, mcpFile),
 	}
 	option := func(name, value string) { args = append(args, "--"+name+"="+value) }
 	if len(l.Skills) == 0 {
 		args = append(args, "--disable-slash-commands")
-	} else {
+	}
+	switch {
+	case l.Turn.OwnSandbox != nil:
+		option("settings", path.Join(l.HomeInside, settingsFile))
+	case len(l.Skills) > 0:
 		// A skill brings text and files. What it would have run as it is loaded the
 		// turn may not have been granted.
 		option("settings", `{"disableSkillShellExecution":true,"disableAllHooks":true}`)
@@ -128,8 +140,8 @@ func arguments(l agent.Launch) ([]string, error) {
 	if p.MaxTurns > 0 {
 		option("max-turns", strconv.Itoa(p.MaxTurns))
 	}
-	if l.Turn.Tools != nil {
-		option("tools", strings.Join(builtIn(l.Turn.Tools), ","))
+	if tools != nil {
+		option("tools", strings.Join(builtIn(tools), ","))
 	}
 	option("disallowedTools", strings.Join(slices.Concat(beyond, p.DisallowedTools), ","))
 	dirs := l.Turn.WriteDirs
@@ -188,7 +200,7 @@ func (d Driver) environment(l agent.Launch) []string {
 	if readsFiles(l.Turn) {
 		env = append(env, "CLAUDE_CODE_ADDITIONAL_DIRECTORIES_CLAUDE_MD=1")
 	}
-	if l.Root {
+	if l.Root && l.Turn.OwnSandbox == nil {
 		// The CLI refuses to bypass its prompts as root unless it is told that
 		// something else holds it. It is held as well as it is as another user.
 		env = append(env, "IS_SANDBOX=1")
@@ -207,6 +219,15 @@ func configure(l agent.Launch) error {
 	}
 	if err := os.WriteFile(filepath.Join(l.Home, mcpFile), servers, 0o600); err != nil {
 		return unready(err)
+	}
+	if l.Turn.OwnSandbox != nil {
+		text, err := renderSettings(ownSandbox(l))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(l.Home, settingsFile), text, 0o600); err != nil {
+			return unready(err)
+		}
 	}
 	if l.Request.SystemPrompt == "" {
 		return nil

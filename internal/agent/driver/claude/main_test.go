@@ -6,12 +6,12 @@ import (
 
 	"go.uber.org/goleak"
 
-	"turnpike/internal/agent/mcphost"
+	"turnpike/internal/agent/driver/drivertest"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
 func TestMain(m *testing.M) {
-	mcphost.Entry()
+	drivertest.Entry()
 	goleak.VerifyTestMain(m)
 }
