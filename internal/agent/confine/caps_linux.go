@@ -57,6 +57,17 @@ func dropCapabilities() error {
 	return nil
 }
 
+// opensPorts says whether the root stage may open ports below 1024 in a network
+// namespace of the turn's own. Whoever makes a user namespace may.
+func opensPorts() bool {
+	if !privileged() {
+		return true
+	}
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var caps [2]unix.CapUserData
+	return unix.Capget(&head, &caps[0]) == nil && caps[0].Effective&(1<<unix.CAP_NET_BIND_SERVICE) != 0
+}
+
 // privileged says whether this process may make namespaces and mounts by itself.
 func privileged() bool {
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

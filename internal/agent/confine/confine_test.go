@@ -557,7 +557,7 @@ func TestRefusals(t *testing.T) {
 			{"what holds the worker's own", true, agent.ErrUnsupported, mount(base).edit},
 			{"Claude's sandbox", true, agent.ErrUnsupported, func(c *agent.Confinement) { c.Sandbox = agent.SandboxClaude }},
 			{"a container", true, agent.ErrUnsupported, func(c *agent.Confinement) { c.Sandbox = agent.SandboxContainer }},
-			{"domains", true, agent.ErrUnsupported, func(c *agent.Confinement) { c.Network = agent.Network{Proxied: true} }},
+			{"domains", false, agent.ErrUnsupported, func(c *agent.Confinement) { c.Network = agent.Network{Proxied: true} }},
 			{"memory", true, agent.ErrUnsupported, func(c *agent.Confinement) { c.Limits.MemoryBytes = 1 << 30 }},
 			{"processors", true, agent.ErrUnsupported, func(c *agent.Confinement) { c.Limits.CPUs = 1 }},
 			{"a negative limit", true, agent.ErrUnsupported, func(c *agent.Confinement) { c.Limits.OpenFiles = -1 }},

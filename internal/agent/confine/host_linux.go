@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnpike/internal/agent"
+	"turnpike/internal/agent/egress/door"
 	"turnpike/internal/agent/procs"
 )
 
@@ -64,10 +66,13 @@ func (h Host) Start(cmd *exec.Cmd, c agent.Confinement) error {
 	if len(p.Args) == 0 {
 		p.Args = []string{p.Path}
 	}
-	return h.launch(cmd, p, h.Mode())
+	if p.Doors && c.Egress == nil {
+		return unsupported("a network limited to domains that nobody serves")
+	}
+	return h.launch(cmd, p, h.Mode(), c.Egress)
 }
 
-func (h Host) launch(cmd *exec.Cmd, p policy, m Mode) error {
+func (h Host) launch(cmd *exec.Cmd, p policy, m Mode, way agent.Egress) error {
 	sealed, err := sealPolicy(p)
 	if err != nil {
 		return err
@@ -77,7 +82,36 @@ func (h Host) launch(cmd *exec.Cmd, p policy, m Mode) error {
 	if m == Full {
 		l.Before, l.Attr = rootStage, namespaces(p.Loopback)
 	}
-	return l.Start(cmd)
+	if !p.Doors {
+		return l.Start(cmd)
+	}
+	return startServed(l, cmd, way)
+}
+
+// startServed starts cmd by l, whose root stage gives the doors of the turn's network
+// to way before anything else is started.
+func startServed(l procs.Launch, cmd *exec.Cmd, way agent.Egress) error {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("the turn's way out: %w", err)
+	}
+	near, far := os.NewFile(uintptr(fds[0]), "way out"), os.NewFile(uintptr(fds[1]), "way out")
+	defer far.Close()
+	conn, err := net.FileConn(near)
+	near.Close()
+	if err != nil {
+		return fmt.Errorf("the turn's way out: %w", err)
+	}
+	l.Files = append(l.Files, far)
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = way.Attach(conn.(*net.UnixConn)) // the root stage is told, and Start by it
+	}()
+	err = l.Start(cmd)
+	conn.Close() // a root that never came so far is not waited for
+	<-served
+	return err
 }
 
 // namespaces are the process attributes of the first stage.
@@ -93,7 +127,7 @@ func namespaces(network bool) syscall.SysProcAttr {
 		attr.Cloneflags |= unix.CLONE_NEWUSER
 		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: os.Geteuid(), HostID: os.Geteuid(), Size: 1}}
 		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getegid(), HostID: os.Getegid(), Size: 1}}
-		attr.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_SETPCAP}
+		attr.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_NET_BIND_SERVICE, unix.CAP_SETPCAP}
 	}
 	return attr
 }
@@ -115,8 +149,8 @@ func (h Host) policy(c agent.Confinement) (policy, error) {
 	if tried.mode == None {
 		return p, unsupported("this machine cannot confine a turn: %s", tried.reason)
 	}
-	if c.Network.Proxied {
-		return p, unsupported("a network limited to domains needs the egress proxy, which this release does not have yet: grant the open network or none")
+	if c.Network.Proxied && !c.Network.Open && (tried.mode != Full || !opensPorts()) {
+		return p, unsupported("a network limited to domains takes a network namespace and the right to open ports below 1024 in it (CAP_NET_BIND_SERVICE): run the worker where it can make namespaces, or grant the open network or none")
 	}
 	var err error
 	if p.Limits, err = limitsOf(c.Limits, tried.mode == Full && !privileged()); err != nil {
@@ -150,7 +184,10 @@ func (h Host) policy(c agent.Confinement) (policy, error) {
 	if err := p.moveWorkspace(c.Workspace, c.WorkDir); err != nil {
 		return p, err
 	}
-	p.Loopback = !c.Network.Open
+	p.Loopback, p.Doors = !c.Network.Open, c.Network.Proxied && !c.Network.Open
+	if p.Doors {
+		p.replace(door.Files)
+	}
 	p.Rules = rulesInside(p.layout)
 	return p, nil
 }
@@ -225,7 +262,7 @@ func (h Host) dryRun(m Mode, abi int) error {
 		return err
 	}
 	cmd := &exec.Cmd{Path: "/"}
-	tree, err := procs.Start(cmd, func(cmd *exec.Cmd) error { return h.launch(cmd, p, m) })
+	tree, err := procs.Start(cmd, func(cmd *exec.Cmd) error { return h.launch(cmd, p, m, nil) })
 	if err != nil {
 		return err
 	}
@@ -268,7 +305,7 @@ func (h Host) Probe(context.Context) Report {
 	add("no network", t.mode != None, map[Mode]string{
 		Full: "network namespace", LandlockOnly: "seccomp refuses internet sockets",
 	}[t.mode])
-	add("network limited to domains", false, "needs the egress proxy, which this release does not have yet")
+	add("network limited to domains", t.mode == Full && opensPorts(), "takes a network namespace and CAP_NET_BIND_SERVICE")
 	if text, err := os.ReadFile("/proc/self/cgroup"); err == nil {
 		add("control groups", false, "not used; this process is in "+strings.Join(strings.Fields(string(text)), " "))
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,15 +19,17 @@ import (
 
 // step is one mount of a turn's own root.
 type step struct {
-	// Source is the path on the host, empty for a mask. Target is the path inside.
+	// Source is the path on the host, empty for a mask and for a file with a Text of
+	// its own. Target is the path inside.
 	Source, Target string
+	Text           string
 	// Pin is the file the host had at Source or, for a mask, what it covers.
 	Pin   agent.Pin
 	Dir   bool
 	Write bool
 }
 
-func (s step) mask() bool { return s.Source == "" }
+func (s step) mask() bool { return s.Source == "" && s.Text == "" }
 
 // link is a symbolic link of a turn's own root.
 type link struct{ Path, Target string }
@@ -334,6 +337,15 @@ func (l *layout) moveWorkspace(workspace, workDir string) error {
 	}
 	l.Steps = append(l.Steps, moved...)
 	return nil
+}
+
+// replace shows a file with a text of its own at each path, instead of the host's.
+func (l *layout) replace(files map[string]string) {
+	l.Steps = slices.DeleteFunc(l.Steps, func(s step) bool { return files[s.Target] != "" })
+	l.Links = slices.DeleteFunc(l.Links, func(ln link) bool { return files[ln.Path] != "" })
+	for _, path := range slices.Sorted(maps.Keys(files)) {
+		l.Steps = append(l.Steps, step{Target: path, Text: files[path]})
+	}
 }
 
 func (l *layout) places() []string {

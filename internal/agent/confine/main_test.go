@@ -28,6 +28,8 @@ func TestMain(m *testing.M) {
 		probe()
 	case workerName:
 		worker()
+	case reachName:
+		reachOut()
 	}
 	goleak.VerifyTestMain(m)
 }

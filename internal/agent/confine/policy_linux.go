@@ -11,10 +11,10 @@ import (
 // policy is what both stages are told, through a sealed memory file.
 type policy struct {
 	layout
-	// Loopback brings up the loopback interface of a network namespace that has
-	// no other. The egress forwarder will listen on it.
-	Loopback bool
-	TmpBytes int64
+	// Loopback brings up the loopback interface of a network namespace that has no
+	// other. Doors opens doors in it, for the worker to serve (package egress/door).
+	Loopback, Doors bool
+	TmpBytes        int64
 
 	// Landlock says that Rules are enforced; only the worker's owner may do without.
 	Landlock bool

@@ -4,6 +4,7 @@ package confine
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"runtime"
 	"syscall"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnpike/internal/agent"
+	"turnpike/internal/agent/egress/door"
 	"turnpike/internal/agent/procs"
 )
 
@@ -26,10 +28,11 @@ func entry() {
 	}
 	switch os.Args[0] {
 	case rootStage:
-		// Capabilities, no_new_privs and securebits are the thread's; execve keeps
-		// those of the thread that calls it.
+		// Capabilities, no_new_privs and securebits are the thread's; fork and execve
+		// keep those of the thread that calls them.
 		runtime.LockOSThread()
-		procs.Report(os.NewFile(4, "setup"), becomeRoot(procs.FirstPassed))
+		err := becomeRoot(procs.FirstPassed)
+		procs.Report(os.NewFile(4, "setup"), err)
 	case agentStage:
 		runtime.LockOSThread()
 		setup := os.NewFile(3, "setup")
@@ -60,10 +63,16 @@ func becomeRoot(policyFD int) error {
 			return procs.NewFailure("bring up the loopback interface", err, agent.ErrUnsupported)
 		}
 	}
-	if err := giveUp(); err != nil {
+	if p.Doors {
+		if err := giveDoors(policyFD + 1); err != nil {
+			return procs.NewFailure("open the way out", err, agent.ErrUnsupported)
+		}
+	}
+	whole, err := giveUpEverywhere()
+	if err != nil {
 		return err
 	}
-	return procs.NewFailure("become the root", procs.Become(), agent.ErrUnsupported)
+	return procs.NewFailure("become the root", procs.Become(whole), agent.ErrUnsupported)
 }
 
 // giveUp drops every privilege there is, and those that execve could give.
@@ -123,6 +132,24 @@ func becomeAgent(policyFD int, setup *os.File) error {
 		return nil
 	}
 	return procs.NewFailure("execute "+p.Path, syscall.Exec(p.Path, p.Args, p.Env), agent.ErrUnready)
+}
+
+// giveDoors opens the turn's way out and has the worker at the other end of the socket
+// fd serve it. The socket stays, because the next stage is passed it, but nobody
+// listens to it any more, and it is closed when the agent is executed.
+func giveDoors(fd int) error {
+	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(dup), "way out")
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return door.Give(c.(*net.UnixConn))
 }
 
 func loopbackUp() error {
