@@ -35,9 +35,10 @@
 // # The network
 //
 // Open is the host's network as it is. Neither Open nor Proxied is none: a network
-// namespace with nothing but its own loopback. Proxied is refused until there is an
-// egress proxy; its forwarder will listen on that loopback, opened in the root stage
-// where the interface is brought up, and served by the root.
+// namespace with nothing but its own loopback. Proxied is the same namespace with doors
+// in that loopback, opened in the root stage where the interface is brought up, and
+// passed out to whoever serves them (Confinement.Egress, package egress). Nothing of
+// ours that the agent could reach runs inside.
 //
 // # Landlock only
 //
