@@ -163,5 +163,17 @@ func loopbackUp() error {
 		return err
 	}
 	lo.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo)
+	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo); err != nil {
+		return err
+	}
+	// glibc's resolver, asked for addresses of IPv4 that are of use here, finds none on
+	// a machine whose only address is 127.0.0.1. So there is another, which is as local.
+	more, err := unix.NewIfreq("lo:more")
+	if err != nil {
+		return err
+	}
+	if err := more.SetInet4Addr([]byte{127, 127, 255, 254}); err != nil {
+		return err
+	}
+	return unix.IoctlIfreq(fd, unix.SIOCSIFADDR, more)
 }
