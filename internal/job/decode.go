@@ -190,6 +190,9 @@ func (r *Request) fill() {
 	set(&r.Tenant, DefaultTenant)
 	if r.Retry.Policy == "" {
 		r.Retry.Policy = RetryIfNotStarted
+		if r.Restricted {
+			r.Retry.Policy = RetryAlways // what only reads may be begun anew whatever it did
+		}
 	}
 	if r.Retry.MaxTries == 0 {
 		r.Retry.MaxTries = 3
@@ -200,7 +203,7 @@ func (r *Request) fill() {
 	for p := &r.Profile; p != nil; p = p.Fallback {
 		set(&p.Agent, "claude")
 		set(&p.Sandbox, "none")
-		if p.Timeout == 0 {
+		if p.Timeout == 0 && !r.Restricted { // a read-only turn has its own
 			p.Timeout = Duration(DefaultTimeout)
 		}
 	}

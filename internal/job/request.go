@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"time"
 
 	"turnpike/internal/work"
@@ -29,11 +30,15 @@ const (
 type Request struct {
 	APIVersion string `json:"api_version"`
 	// Name identifies the job to people; it need not be unique.
-	Name         string  `json:"name,omitempty"`
-	Prompt       string  `json:"prompt"`
+	Name   string `json:"name,omitempty"`
+	Prompt string `json:"prompt"`
+	// Restricted makes it a read-only turn: an answer about the workspace, with grants
+	// that are fixed. What such a turn does not take is refused.
+	Restricted   bool    `json:"restricted,omitempty"`
 	SystemPrompt string  `json:"system_prompt,omitempty"`
 	Profile      Profile `json:"profile"`
-	// Grants are the turn's complete capabilities. They are required.
+	// Grants are the turn's complete capabilities. They are required, but for a
+	// restricted turn.
 	Grants *Grants `json:"grants"`
 	// ValidOutcomes: absent or null accepts any status, [] accepts none.
 	ValidOutcomes []string          `json:"valid_outcomes"`
@@ -89,6 +94,7 @@ type Profile struct {
 	Name                    string              `json:"name,omitempty"`
 	Agent                   string              `json:"agent,omitempty"`
 	Model                   string              `json:"model,omitempty"`
+	Account                 string              `json:"account,omitempty"` // instead of the request's
 	Fallback                *Profile            `json:"fallback,omitempty"`
 	Effort                  string              `json:"effort,omitempty"`
 	MaxTurns                int                 `json:"max_turns,omitempty"`
@@ -119,6 +125,35 @@ func (p *Profile) Placement() string {
 		s += "-confined"
 	}
 	return s
+}
+
+// AccountOf names the credential of a profile of r; empty is the worker's own for the
+// profile's agent.
+func (r *Request) AccountOf(p *Profile) string { return cmp.Or(p.Account, r.Account) }
+
+// Place is where one profile of a request runs.
+type Place struct {
+	Profile int // index along the fallback chain
+	Name    string
+	Lane    Lane
+	Agent   string
+	Account string
+}
+
+// Places are the profiles that may run r, in order: its own, and the fallbacks it is run
+// on when one has no capacity. A conversation goes on with the agent that has it, in the
+// place where it was.
+func (r *Request) Places() []Place {
+	var out []Place
+	i := 0
+	for p := &r.Profile; p != nil; p = p.Fallback {
+		at := Place{Profile: i, Name: p.Name, Lane: Lane{Placement: p.Placement(), Pool: r.Pool}, Agent: p.Agent, Account: r.AccountOf(p)}
+		if i == 0 || r.ResumeID == "" || at.Agent == out[0].Agent && at.Lane == out[0].Lane {
+			out = append(out, at)
+		}
+		i++
+	}
+	return out
 }
 
 // MCPEntry is one MCP server, started over stdio or reached over HTTP.

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/url"
 	"path"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -62,9 +63,13 @@ func (r *Request) validate() error {
 		p.add("system_prompt", "is %d bytes; at most %d are taken", len(r.SystemPrompt), MaxPromptBytes)
 	}
 	r.Profile.validate(&p, "profile", 0)
-	if r.Grants == nil {
+	p.distinct(&r.Profile)
+	switch {
+	case r.Restricted:
+		r.validateRestricted(&p)
+	case r.Grants == nil:
 		p.add("grants", "are required: a turn gets exactly what they list, {} is nothing")
-	} else {
+	default:
 		r.Grants.validate(&p)
 	}
 	p.list("valid_outcomes", r.ValidOutcomes, outcomeForm, `a status of letters, digits, "_", "." and "-", at most 64`)
@@ -97,6 +102,68 @@ func (r *Request) validate() error {
 		return Invalid(p)
 	}
 	return nil
+}
+
+// What a read-only turn takes, and what the queue does with it. Any other field that is
+// set is refused, one that is added later included.
+var (
+	restrictedFields = []string{
+		"APIVersion", "Name", "Prompt", "Restricted", "SystemPrompt", "Profile", "Workspace", "ResumeID", "CostCapUSD", "Account", "Work",
+		"Pool", "Tenant", "Priority", "RunAt", "Deadline", "DedupKey", "ConcurrencyKey", "Retry", "Limits",
+	}
+	restrictedProfile = []string{"Name", "Agent", "Model", "Account", "Fallback", "Effort", "MaxTurns", "Timeout", "Confine"}
+)
+
+func (r *Request) validateRestricted(p *problems) {
+	if r.Grants != nil {
+		p.add("grants", "are fixed for a restricted turn: leave them out")
+	}
+	p.unset("", reflect.ValueOf(*r), append([]string{"Grants"}, restrictedFields...))
+	at := "profile."
+	for one := &r.Profile; one != nil; one = one.Fallback {
+		profile := *one
+		if profile.Sandbox == sandboxes[0] { // the same as none, said aloud
+			profile.Sandbox = ""
+		}
+		p.unset(at, reflect.ValueOf(profile), restrictedProfile)
+		at += "fallback."
+	}
+}
+
+// unset refuses the fields of a struct that are set and not listed. An empty list says
+// something, an empty map does not.
+func (p *problems) unset(prefix string, v reflect.Value, listed []string) {
+	for i := range v.NumField() {
+		field, value := v.Type().Field(i), v.Field(i)
+		if value.IsZero() || value.Kind() == reflect.Map && value.Len() == 0 || slices.Contains(listed, field.Name) {
+			continue
+		}
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		p.add(prefix+name, "is nothing a restricted turn has: leave it out")
+	}
+}
+
+// distinct refuses a chain of fallbacks that comes back to a profile it has passed: it
+// would have no end, and nobody means one that ends there.
+func (p *problems) distinct(first *Profile) {
+	type named struct {
+		at string
+		Profile
+	}
+	var passed []named
+	at := "profile"
+	for one := first; one != nil && len(passed) <= maxFallbacks; one = one.Fallback {
+		own := named{at, *one}
+		own.Fallback = nil
+		for _, before := range passed {
+			if reflect.DeepEqual(own.Profile, before.Profile) {
+				p.add(at, "is the same as %s: fallbacks do not go in a circle", before.at)
+				return
+			}
+		}
+		passed = append(passed, own)
+		at += ".fallback"
+	}
 }
 
 func (r *Request) validateQueueing(p *problems) {
@@ -135,6 +202,7 @@ func (p *Profile) validate(bad *problems, at string, depth int) {
 		bad.add(at+".confine", "goes with sandbox \"none\" or \"claude\" only; a %s turn is confined by its sandbox", p.Sandbox)
 	}
 	bad.text(at+".model", p.Model, 128)
+	bad.name(at+".account", p.Account)
 	if p.Effort != "" {
 		bad.oneOf(at+".effort", p.Effort, efforts)
 	}

@@ -94,20 +94,23 @@ type Filter struct {
 
 // Summary is a job as lists show it.
 type Summary struct {
-	ID        ID         `json:"id"`
-	Name      string     `json:"name,omitempty"`
-	Tenant    string     `json:"tenant"`
-	Lane      string     `json:"lane"`
-	Agent     string     `json:"agent"`
-	State     State      `json:"state"`
-	Reason    string     `json:"reason,omitempty"`
-	Attempt   int        `json:"attempt"`
-	CostUSD   *USD       `json:"cost_usd"` // known cost so far; null is unknown
-	Outcome   string     `json:"outcome,omitempty"`
-	CreatedAt time.Time  `json:"created_at"`
-	RunAt     time.Time  `json:"run_at"`
-	StartedAt *time.Time `json:"started_at,omitempty"`
-	EndedAt   *time.Time `json:"ended_at,omitempty"`
+	ID      ID     `json:"id"`
+	Name    string `json:"name,omitempty"`
+	Tenant  string `json:"tenant"`
+	Lane    string `json:"lane"`
+	Agent   string `json:"agent"`
+	State   State  `json:"state"`
+	Reason  string `json:"reason,omitempty"`
+	Attempt int    `json:"attempt"`
+	CostUSD *USD   `json:"cost_usd"` // known cost so far; null is unknown
+	// EstimatedUSD is what price lists make of costs that are unknown; it is no part
+	// of CostUSD.
+	EstimatedUSD *USD       `json:"estimated_usd,omitempty"`
+	Outcome      string     `json:"outcome,omitempty"`
+	CreatedAt    time.Time  `json:"created_at"`
+	RunAt        time.Time  `json:"run_at"`
+	StartedAt    *time.Time `json:"started_at,omitempty"`
+	EndedAt      *time.Time `json:"ended_at,omitempty"`
 }
 
 // View is a job as one looks at it.
@@ -136,6 +139,8 @@ type CancelView struct {
 // AttemptView is an attempt that ended.
 type AttemptView struct {
 	Attempt      int             `json:"attempt"`
+	Profile      int             `json:"profile"` // index along the request's fallback chain
+	Lane         string          `json:"lane"`
 	Ending       Ending          `json:"ending"`
 	Reason       string          `json:"reason,omitempty"`
 	Worker       string          `json:"worker"`

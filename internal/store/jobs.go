@@ -35,6 +35,29 @@ type facts struct {
 	BackoffMS      int64     `json:"backoff_ms"`
 	IdempotencyKey string    `json:"idempotency_key,omitempty"`
 	Checked        bool      `json:"checked"`
+	Chain          []place   `json:"chain,omitempty"`
+}
+
+// place is a job.Place as turnpike.place reads it.
+type place struct {
+	Profile int    `json:"profile"`
+	Name    string `json:"name,omitempty"`
+	Lane    string `json:"lane"`
+	Agent   string `json:"agent"`
+	Account string `json:"account"`
+}
+
+// chainOf is where a request may run; nil where that is one place.
+func chainOf(r job.Request) []place {
+	all := r.Places()
+	if len(all) == 1 {
+		return nil
+	}
+	out := make([]place, len(all))
+	for i, p := range all {
+		out[i] = place{p.Profile, p.Name, p.Lane.String(), p.Agent, p.Account}
+	}
+	return out
 }
 
 func factsOf(e job.Entry) facts {
@@ -44,11 +67,11 @@ func factsOf(e job.Entry) facts {
 		tags = []string{}
 	}
 	return facts{
-		Name: r.Name, Tenant: r.Tenant, Producer: e.Producer, Lane: r.Lane().String(), Agent: r.Profile.Agent, Account: r.Account,
+		Name: r.Name, Tenant: r.Tenant, Producer: e.Producer, Lane: r.Lane().String(), Agent: r.Profile.Agent, Account: r.AccountOf(&r.Profile),
 		WorkKey: r.Work.Key, WorkTags: tags, RetryOf: e.RetryOf, Priority: r.Priority, RunAt: r.RunAt, Deadline: r.Deadline,
 		DedupKey: r.DedupKey, ConcurrencyKey: r.ConcurrencyKey, Policy: string(r.Retry.Policy), MaxTries: r.Retry.MaxTries,
 		BackoffMS:      (r.Retry.Backoff.Std() + time.Millisecond - 1).Milliseconds(), // rounded up: only zero is none
-		IdempotencyKey: e.IdempotencyKey, Checked: true,
+		IdempotencyKey: e.IdempotencyKey, Checked: true, Chain: chainOf(r),
 	}
 }
 

@@ -335,7 +335,7 @@ func TestSettle(t *testing.T) {
 			t.Errorf("%+v", v.Summary)
 		}
 		got := v.Attempts[0]
-		want := job.AttemptView{Attempt: 1, Ending: job.EndDone, Reason: "all well", Worker: worker, Host: "host", Agent: "claude", AgentVersion: "2.1",
+		want := job.AttemptView{Attempt: 1, Lane: lane.String(), Ending: job.EndDone, Reason: "all well", Worker: worker, Host: "host", Agent: "claude", AgentVersion: "2.1",
 			ClaimedAt: got.ClaimedAt, StartedAt: got.StartedAt, EndedAt: got.EndedAt, DurationMS: 1234, ExitCode: &exit, NumTurns: 4, CostUSD: &cost,
 			Usage: r.Usage, Outcome: r.Outcome, Conversation: "c9", ResultText: "done", Result: r.Result}
 		if diff := cmp.Diff(want, got); diff != "" {

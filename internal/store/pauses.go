@@ -71,7 +71,10 @@ const lift = `DELETE FROM turnpike.pauses WHERE scope = @scope AND name = @name`
 // holds is parked again at the next selection.
 const release = `
 	UPDATE turnpike.queue SET parked = NULL, wake_at = NULL
-	WHERE parked = 'pause' AND @name = CASE @scope WHEN 'lane' THEN lane WHEN 'tenant' THEN tenant ELSE credential END`
+	WHERE parked = 'pause' AND (@name = CASE @scope WHEN 'lane' THEN lane WHEN 'tenant' THEN tenant ELSE credential END
+		OR EXISTS (
+			SELECT FROM jsonb_to_recordset(chain) AS e(lane text, agent text, account text)
+			WHERE @name = CASE @scope WHEN 'lane' THEN e.lane WHEN 'account' THEN CASE e.account WHEN '' THEN '~' || e.agent ELSE e.account END END))`
 
 // Lift ends a pause at once.
 func (db *DB) Lift(ctx context.Context, scope job.Scope, name, by, why string) error {

@@ -95,11 +95,66 @@ const nextDue = `
 		(SELECT min(wake_at) FROM turnpike.queue WHERE wake_at < 'infinity'),
 		(SELECT min(deadline) FROM turnpike.queue WHERE deadline > now()))`
 
-// Promote queues what became due, up to limit, and fails what is past its deadline.
+// Jobs with fallbacks leave a lane that is paused; the others wait where they are. Where
+// no profile has capacity the job is parked, so that each is looked at once.
+const vacate = `
+	WITH p AS MATERIALIZED (
+		SELECT q.job_id, q.tenant, q.concurrency_key, ` + placed + `, b.until
+		FROM (SELECT name FROM turnpike.pauses WHERE scope = 'lane' AND until > now()) l
+		CROSS JOIN LATERAL (
+			SELECT * FROM turnpike.queue q
+			WHERE q.lane = l.name AND q.ready IS NOT NULL AND q.chain IS NOT NULL
+			ORDER BY q.ready
+			LIMIT @most
+			FOR NO KEY UPDATE SKIP LOCKED) q
+		CROSS JOIN LATERAL ` + best + ` b
+	),
+	m AS (
+		SELECT * FROM p WHERE until IS NULL
+	),
+	` + moved + `,
+	parked AS (
+		UPDATE turnpike.queue q SET parked = 'pause', wake_at = p.until FROM p WHERE q.job_id = p.job_id AND p.until IS NOT NULL
+	),
+	freed AS (
+		SELECT tenant, concurrency_key FROM p WHERE until IS NOT NULL
+	),
+	` + letOut + `
+	SELECT count(*) FROM p`
+
+// best is the profile that a queue row q is to run on, or to wait for.
+const best = `turnpike.place(q.chain, q.busy, q.resume IS NOT NULL, q.lane, q.agent)`
+
+// placed are the columns, of a queue row q and its best profile b, that moved reads.
+const placed = `q.profile, q.lane, q.credential, q.busy[q.profile + 1] AS busy_until,
+			b.profile AS to_profile, b.name AS to_name, b.lane AS to_lane, b.agent AS to_agent, b.account AS to_account`
+
+// moved is the common table expressions that take the jobs of m, which are queued, to
+// another profile of their chain, and tell why. Lane, agent and credential go with it, so
+// that everything else finds the job by what it runs on now.
+const moved = `moved AS (
+		UPDATE turnpike.queue q SET profile = m.to_profile, lane = m.to_lane, agent = m.to_agent, account = m.to_account
+		FROM m WHERE q.job_id = m.job_id
+		RETURNING q.job_id
+	),
+	moving AS (
+		INSERT INTO turnpike.events (job_id, what, note)
+		SELECT m.job_id, 'moved', concat(CASE m.to_profile WHEN 0 THEN 'back to ' ELSE 'to fallback ' END, m.to_name, coalesce(' because ' || coalesce(
+			(SELECT concat(p.scope, ' ', p.name, ' is paused ', CASE p.until WHEN 'infinity' THEN 'until it is resumed'
+					ELSE to_char(p.until AT TIME ZONE 'UTC', '"until" YYYY-MM-DD"T"HH24:MI:SS"Z"') END)
+				FROM turnpike.pauses p
+				WHERE p.until > now() AND ((p.scope = 'lane' AND p.name = m.lane) OR (p.scope = 'account' AND p.name = m.credential))
+				ORDER BY p.until DESC LIMIT 1),
+			CASE WHEN m.busy_until > now() THEN 'its provider is overloaded' END), ', which has capacity again'))
+		FROM m
+	)`
+
+// Promote queues what became due, up to limit, fails what is past its deadline, and has
+// jobs with fallbacks leave paused lanes.
 // It returns how many jobs it moved, and when the next one is due: zero when none
 // is, and not after now when limit cut it short. It returns job.ErrNotLeader.
 func (db *DB) Promote(ctx context.Context, epoch int64, limit int) (n int, next time.Time, err error) {
-	for _, move := range []string{due, expire} {
+	for _, move := range []string{due, expire, vacate} {
 		moved, err := together(ctx, db, "promote", pgx.RowTo[int], holding(epoch), stmt{move, args{"most": limit}})
 		if err != nil {
 			return n, time.Time{}, err
@@ -120,6 +175,8 @@ func (db *DB) Promote(ctx context.Context, epoch int64, limit int) (n int, next 
 // taken while a live row has it: that row is locked first, so that whoever closes it
 // sees what was parked behind it; who is closing it at this moment cannot be locked,
 // and the job stays for the next time. Of several with a free key the first goes.
+// What has fallbacks goes to the first profile with capacity before that, be it one it
+// was moved away from, and is selected there.
 const choose = `
 	WITH RECURSIVE tenants AS (
 		(SELECT tenant FROM turnpike.queue
@@ -150,14 +207,15 @@ const choose = `
 		WHERE t.tenant IS NOT NULL
 	),
 	p AS MATERIALIZED (
-		SELECT q.job_id, q.rank, q.tenant, q.concurrency_key, h.turn,
-			(SELECT max(p.until) FROM turnpike.pauses p WHERE p.until > now()
-				AND ((p.scope = 'tenant' AND p.name = q.tenant) OR (p.scope = 'account' AND p.name = q.credential))) AS paused_until,
+		SELECT q.job_id, q.rank, q.tenant, q.concurrency_key, h.turn, ` + placed + `,
+			greatest(b.until, (SELECT max(p.until) FROM turnpike.pauses p WHERE p.until > now()
+				AND ((p.scope = 'tenant' AND p.name = q.tenant) OR (p.scope = 'account' AND p.name = q.credential AND q.chain IS NULL)))) AS paused_until,
 			coalesce(q.deadline <= now(), false) AS expired
 		FROM (SELECT job_id, turn FROM heads ORDER BY turn, ready, job_id LIMIT @window) h
 		CROSS JOIN LATERAL (
 			SELECT * FROM turnpike.queue q WHERE q.job_id = h.job_id AND q.ready IS NOT NULL
 			FOR NO KEY UPDATE SKIP LOCKED) q
+		LEFT JOIN LATERAL ` + best + ` b ON q.chain IS NOT NULL
 	),
 	taken AS MATERIALIZED (
 		SELECT l.job_id, l.tenant, l.concurrency_key FROM turnpike.queue l
@@ -174,10 +232,12 @@ const choose = `
 		SELECT p.*, CASE
 			WHEN p.expired THEN 'stay'
 			WHEN p.paused_until IS NOT NULL THEN 'pause'
+			WHEN p.to_profile <> p.profile THEN 'move'
 			WHEN p.concurrency_key IS NULL THEN 'go'
 			WHEN held.tenant IS NOT NULL THEN 'key'
 			WHEN taken.tenant IS NOT NULL THEN 'stay'
-			WHEN row_number() OVER (PARTITION BY p.tenant, p.concurrency_key, p.expired, p.paused_until IS NOT NULL ORDER BY p.rank, p.job_id) = 1 THEN 'go'
+			WHEN row_number() OVER (PARTITION BY p.tenant, p.concurrency_key, p.expired,
+				coalesce(p.to_profile <> p.profile, false), p.paused_until IS NOT NULL ORDER BY p.rank, p.job_id) = 1 THEN 'go'
 			ELSE 'behind' END AS what
 		FROM p
 		LEFT JOIN taken ON taken.tenant = p.tenant AND taken.concurrency_key = p.concurrency_key
@@ -203,14 +263,21 @@ const choose = `
 			parked = CASE WHEN g.what IN ('pause', 'key') THEN g.what END,
 			wake_at = CASE g.what WHEN 'pause' THEN g.paused_until END
 		FROM g
-		WHERE q.job_id = g.job_id AND g.what <> 'stay' AND q.state = 'queued' AND q.ready IS NOT NULL
+		WHERE q.job_id = g.job_id AND g.what NOT IN ('stay', 'move') AND q.state = 'queued' AND q.ready IS NOT NULL
 		RETURNING q.job_id, q.dispatch_no, q.tenant, g.what, g.turn, g.rank
 	),
+	m AS (
+		SELECT p.* FROM p JOIN g ON g.job_id = p.job_id WHERE g.what = 'move'
+	),
+	` + moved + `,
 	freed AS (
 		SELECT tenant, concurrency_key FROM g WHERE what = 'pause'
 	),
 	` + letOut + `
-	SELECT job_id::text, dispatch_no, tenant, what = 'go' FROM u ORDER BY turn, rank, job_id`
+	SELECT job_id::text, dispatch_no, tenant, what = 'go' FROM (
+		SELECT job_id, dispatch_no, tenant, what, turn, rank FROM u
+		UNION ALL SELECT job_id, 0, '', 'move', NULL, NULL FROM moved) AS done
+	ORDER BY turn, rank, job_id`
 
 // Select dispatches up to n jobs of a lane and returns them in the order in which
 // to publish them: after it returned, when the commit is known. It returns
@@ -221,8 +288,8 @@ func (db *DB) Select(ctx context.Context, epoch int64, lane job.Lane, n int) ([]
 		goes bool
 	}
 	var out []job.Selected
-	// Each round may find only what has to be parked; a backlog behind one key is
-	// parked some hundreds at a time.
+	// Each round may find only what has to be parked or moved; a backlog behind one key
+	// is parked some hundreds at a time.
 	for range 16 {
 		most := n - len(out)
 		if most <= 0 {
@@ -240,15 +307,15 @@ func (db *DB) Select(ctx context.Context, epoch int64, lane job.Lane, n int) ([]
 			}
 			return nil, fmt.Errorf("lane %s: %w", lane, err)
 		}
-		parked := 0
+		aside := 0
 		for _, c := range round {
 			if c.goes {
 				out = append(out, c.Selected)
 			} else {
-				parked++
+				aside++
 			}
 		}
-		if parked == 0 {
+		if aside == 0 {
 			break
 		}
 	}

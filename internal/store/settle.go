@@ -40,7 +40,8 @@ const closing = `
 		FROM json_to_recordset(@reports) AS ` + reportColumns + `
 	),
 	c AS MATERIALIZED (
-		SELECT r.*, v.next, v.reason AS verdict, v.spent, v.returned, v.resume, v.next IN ('succeeded', 'failed', 'cancelled') AS over,
+		SELECT r.*, CASE WHEN elsewhere THEN 'queued' ELSE v.next END AS next, elsewhere, q.chain IS NOT NULL AS chained,
+			v.reason AS verdict, v.spent, v.returned, v.resume, v.next IN ('succeeded', 'failed', 'cancelled') AS over,
 			q.lease_no, q.dispatch_no, q.profile, q.lane, q.tenant, q.agent AS queued_agent, q.account, q.credential, q.concurrency_key,
 			q.worker AS holder, q.run_at, q.dispatched_at, q.claimed_at,
 			coalesce(q.started_at, r.started_at, CASE WHEN r.started THEN q.claimed_at END) AS began,
@@ -54,6 +55,8 @@ const closing = `
 		CROSS JOIN LATERAL turnpike.after(r.ending, coalesce(r.is_error, false), coalesce(r.started, false) OR q.started_at IS NOT NULL,
 			greatest(r.tool_calls, q.tool_calls) > 0 OR q.resume IS NOT NULL, coalesce(r.resumable, false), q.cancel_at IS NOT NULL,
 			q.policy, q.tries_spent, q.max_tries, q.backoff_ms, q.crashes, q.overloads, q.returns, random()) v
+		-- Selection has the job wait for this provider, or run on another.
+		CROSS JOIN LATERAL (SELECT q.chain IS NOT NULL AND v.returned AND r.ending = 'overloaded' AS elsewhere) e
 	),
 	closed AS (
 		INSERT INTO turnpike.attempts (job_id, attempt, lease_no, token, dispatch_no, profile, lane, tenant, agent, account, worker, host,
@@ -99,12 +102,16 @@ const closing = `
 			tries_spent = q.tries_spent + c.spent::integer,
 			returns = CASE WHEN c.returned THEN q.returns + 1 ELSE 0 END,
 			overloads = q.overloads + (c.returned AND c.ending = 'overloaded')::integer,
+			busy = CASE WHEN c.elsewhere THEN (
+				SELECT array_agg(CASE i WHEN q.profile + 1 THEN c.again_at ELSE q.busy[i] END ORDER BY i)
+				FROM generate_series(1, greatest(q.profile + 1, array_length(q.busy, 1))) i) ELSE q.busy END,
 			crashes = q.crashes + (c.ending = 'lost')::integer,
 			resume = CASE WHEN c.resume THEN nullif(c.conversed, '') ELSE q.resume END,
 			dispatched_at = NULL, published_at = NULL, token = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, started_at = NULL,
 			conversation = NULL, turns = 0, tool_calls = 0, cost_usd = NULL, orphan = NULL, cancel_at = NULL, cancel_by = NULL, cancel_why = NULL
 		FROM (
-			SELECT c.*, CASE WHEN c.retry_after IS NULL THEN c.again_at
+			-- A fallback need not wait until the provider that was limited has capacity.
+			SELECT c.*, CASE WHEN c.retry_after IS NULL OR c.chained THEN c.again_at
 				ELSE greatest(c.again_at, least(c.retry_after, now() + interval '31 days')) END AS wake
 			FROM c WHERE NOT c.over) c
 		WHERE q.job_id = c.job_id

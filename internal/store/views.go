@@ -14,10 +14,10 @@ import (
 
 // summaryColumns are what toSummary scans, of turnpike.v_jobs v.
 const summaryColumns = `v.job_id::text, v.name, v.tenant, v.lane, v.agent, v.state, coalesce(v.reason, ''), v.attempt, (v.cost_usd * 1000000)::bigint,
-	coalesce(v.outcome, ''), v.created_at, v.run_at, v.started_at, v.ended_at`
+	(v.estimated_usd * 1000000)::bigint, coalesce(v.outcome, ''), v.created_at, v.run_at, v.started_at, v.ended_at`
 
 func summaryFields(s *job.Summary) []any {
-	return []any{&s.ID, &s.Name, &s.Tenant, &s.Lane, &s.Agent, &s.State, &s.Reason, &s.Attempt, &s.CostUSD, &s.Outcome, &s.CreatedAt, &s.RunAt,
+	return []any{&s.ID, &s.Name, &s.Tenant, &s.Lane, &s.Agent, &s.State, &s.Reason, &s.Attempt, &s.CostUSD, &s.EstimatedUSD, &s.Outcome, &s.CreatedAt, &s.RunAt,
 		&s.StartedAt, &s.EndedAt}
 }
 
@@ -83,7 +83,7 @@ const get = `
 	WHERE v.job_id = @id`
 
 const getAttempts = `
-	SELECT a.attempt, a.ending, a.reason, a.worker, a.host, a.agent, a.agent_version, a.late, a.claimed_at, a.started_at, a.ended_at, a.duration_ms,
+	SELECT a.attempt, a.profile, a.lane, a.ending, a.reason, a.worker, a.host, a.agent, a.agent_version, a.late, a.claimed_at, a.started_at, a.ended_at, a.duration_ms,
 		a.exit_code, a.num_turns, (a.cost_usd * 1000000)::bigint, a.conversation, a.resumable, a.patch::text, a.result_text, a.result::text,
 		o.status, coalesce(o.note, ''), coalesce(o.work_key, ''), o.work_tags,
 		coalesce((
@@ -146,7 +146,7 @@ func toAttemptView(row pgx.CollectableRow) (a job.AttemptView, err error) {
 	var result, status, patch *string
 	var o job.Outcome
 	var usage string
-	err = row.Scan(&a.Attempt, &a.Ending, &a.Reason, &a.Worker, &a.Host, &a.Agent, &a.AgentVersion, &a.Late, &a.ClaimedAt, &a.StartedAt, &a.EndedAt,
+	err = row.Scan(&a.Attempt, &a.Profile, &a.Lane, &a.Ending, &a.Reason, &a.Worker, &a.Host, &a.Agent, &a.AgentVersion, &a.Late, &a.ClaimedAt, &a.StartedAt, &a.EndedAt,
 		&a.DurationMS, &a.ExitCode, &a.NumTurns, &a.CostUSD, &a.Conversation, &a.Resumable, &patch, &a.ResultText, &result, &status, &o.Note, &o.Work.Key, &o.Work.Tags,
 		&usage)
 	if err != nil {
@@ -170,7 +170,7 @@ func toAttemptView(row pgx.CollectableRow) (a job.AttemptView, err error) {
 // The key of a report is one of a fixed list of expressions.
 var reportKeys = map[string]string{
 	"tenant": "j.tenant",
-	"agent":  "j.agent",
+	"agent":  "coalesce(a.agent, j.agent)", // a fallback's costs are its own
 	// The models that answered, and the one asked for where none did.
 	"model": `coalesce((SELECT string_agg(c.model, ', ' ORDER BY c.model) FROM turnpike.costs c WHERE c.job_id = a.job_id AND c.attempt = a.attempt),
 		nullif(a.model, ''), '(none)')`,
