@@ -10,6 +10,13 @@ RUN { command -v git && test -s /etc/ssl/certs/ca-certificates.crt; } >/dev/null
 		&& rm -rf /var/lib/apt/lists/*; }
 RUN groupadd --gid 10001 turnpike && useradd --uid 10001 --gid 10001 --no-log-init --create-home turnpike
 
+# What turns of placement container run in: the four pinned agent CLIs on the base, and no program of Turnpike's, which
+# the worker brings along. scripts/build-agent-image.sh gives it a context of its own: the others need none of it.
+FROM base AS agents
+COPY .cache/agents /opt/agents
+ENV PATH=/opt/agents/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8
+CMD ["bash"]
+
 FROM base AS dispatcher
 COPY bin/dispatcher /usr/local/bin/
 USER 10001:10001

@@ -37,7 +37,8 @@ var Map = []Rule{
 	// The doors alone: a launcher that linked their proxy would start turns more slowly.
 	{Package: "internal/agent/confine", May: []string{"internal/agent", "internal/agent/procs", "internal/agent/egress/door"}},
 	{Package: "internal/agent/mcphost", May: []string{"internal/agent", "internal/agent/procs"}},
-	{Package: "internal/agent/sandbox/*", May: []string{"internal/agent", "internal/agent/procs", "internal/agent/egress"}},
+	// Beside the worker's half of a turn's ways out, what opens them inside.
+	{Package: "internal/agent/sandbox/*", May: []string{"internal/agent", "internal/agent/procs", "internal/agent/egress", "internal/agent/egress/door"}},
 	{Package: "internal/agent/runner", May: []string{
 		"internal/agent", "internal/agent/session", "internal/agent/mcphost",
 		"internal/agent/procs", "internal/agent/boundary", "internal/agent/confine",
