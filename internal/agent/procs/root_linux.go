@@ -26,9 +26,13 @@ func Entry() {
 	}
 }
 
-// Become turns this process, which Launch.Before named, into the root it stood
-// in for. It returns only if it fails.
-func Become() error {
+// Become turns this process, which Launch.Before named, into the root it stood in
+// for. It returns only if it fails. As it is says that whatever this thread gave up
+// every thread did; otherwise the process is executed anew, which leaves this one.
+func Become(asItIs bool) error {
+	if asItIs {
+		os.Exit(runRoot())
+	}
 	return os.NewSyscallError("execve", syscall.Exec(Self, []string{rootName}, os.Environ()))
 }
 
