@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"net"
 	"net/netip"
 	"os/exec"
 )
@@ -103,10 +102,10 @@ type Box struct {
 	// Servers are where servers of this turn listen on the host: the box reaches them
 	// by the name HostName and the same ports, and nothing else of the host.
 	Servers []netip.AddrPort
-	// Doors takes over the ways out of a box whose network is limited, from the process
-	// inside that opened them (package door); nil where there is none. An engine that
-	// cannot give them refuses the box.
-	Doors func(*net.UnixConn) error
+	// Egress serves the way out of a box whose network is limited, and to Servers of one
+	// that has none. An engine refuses a box that needs it and has none, or whose way out
+	// it cannot give.
+	Egress Egress
 	// Dagger is the engine and CLI the turn is given; nil for none. HostServers are
 	// the caller's servers it reaches.
 	Dagger      *Dagger

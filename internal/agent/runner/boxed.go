@@ -4,13 +4,18 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
 	"turnpike/internal/agent"
 	"turnpike/internal/agent/boundary"
+	"turnpike/internal/agent/egress"
 	"turnpike/internal/agent/mcphost"
 	"turnpike/internal/agent/procs"
 	"turnpike/internal/agent/session"
@@ -38,6 +43,7 @@ type boxed struct {
 	engine   agent.Engine
 	bin      string
 	premises agent.Premises
+	way      *egress.Proxy // nil where none is needed
 }
 
 // look asks the engine of the request's sandbox what it brings to the turn; nil for a
@@ -118,6 +124,43 @@ func (t *turn) listen() (netip.Addr, error) {
 		return t.boxed.premises.Host, nil
 	}
 	return netip.AddrFrom4([4]byte{127, 0, 0, 1}), nil
+}
+
+// openWay makes the way out of a box whose network is limited, and the one to the server
+// of the request where there is no other.
+func (t *turn) openWay() error {
+	b := t.turn.Box
+	if b == nil || b.Network.Open || !b.Network.Proxied && t.server == nil {
+		return nil
+	}
+	domains, hosts := []string{}, map[string]string{}
+	if b.Network.Proxied {
+		domains, hosts = slices.Clone(b.Network.Domains), maps.Clone(b.Network.Hosts)
+	}
+	if t.server != nil {
+		if domains != nil {
+			domains = append(domains, agent.HostName)
+		}
+		if hosts == nil {
+			hosts = map[string]string{}
+		}
+		hosts[net.JoinHostPort(agent.HostName, strconv.Itoa(int(t.server.Addr().Port())))] = t.server.Addr().String()
+	}
+	way, err := egress.New(egress.Limited(domains, hosts), t.r.log())
+	if err != nil {
+		return fmt.Errorf("%w: %w", agent.ErrUnsupported, err)
+	}
+	t.boxed.way, b.Egress = way, way
+	return nil
+}
+
+// closeWay ends it and says what was refused.
+func (t *turn) closeWay() (refused []string, err error) {
+	if t.boxed == nil || t.boxed.way == nil {
+		return nil, nil
+	}
+	err = t.boxed.way.Close()
+	return t.boxed.way.Refusals(), err
 }
 
 // box completes what the engine is asked for by what the worker itself brings, and

@@ -242,6 +242,9 @@ func (t *turn) makeReady(ctx context.Context) error {
 	if err := t.startServer(ctx); err != nil {
 		return kind(err)
 	}
+	if err := t.openWay(); err != nil {
+		return err
+	}
 	if err := t.prepareLaunch(); err != nil {
 		return err
 	}
@@ -524,6 +527,9 @@ func (t *turn) abandon() error {
 	}
 	if t.server != nil {
 		errs = append(errs, t.server.Close())
+	}
+	if _, err := t.closeWay(); err != nil {
+		errs = append(errs, err)
 	}
 	for _, p := range []*pipe{&t.in, &t.out, &t.err} {
 		p.close()

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnpike/internal/agent"
+	"turnpike/internal/agent/egress/door"
 )
 
 const (
@@ -88,7 +89,7 @@ func (s *start) prepare(ctx context.Context) error {
 		return refuse("a container needs a name and a label")
 	case !filepath.IsAbs(s.cmd.Path) || !filepath.IsAbs(b.WorkDir):
 		return refuse("the program %q and its directory %q are no absolute paths", s.cmd.Path, b.WorkDir)
-	case (n.Proxied || len(b.Servers) > 0) && !n.Open && b.Doors == nil:
+	case (n.Proxied || len(b.Servers) > 0) && !n.Open && b.Egress == nil:
 		return refuse("a network limited to domains needs the egress proxy")
 	}
 	for _, stream := range []any{s.cmd.Stdin, s.cmd.Stdout, s.cmd.Stderr} {
@@ -120,7 +121,7 @@ func (s *start) prepare(ctx context.Context) error {
 	s.plan = plan{
 		Path: s.cmd.Path, Args: s.cmd.Args, Env: s.cmd.Env, Dir: cmp.Or(s.cmd.Dir, b.WorkDir),
 		UID: os.Getuid(), GID: os.Getgid(), Limits: b.Limits,
-		Alone: !n.Open, Doors: !n.Open && b.Doors != nil,
+		Alone: !n.Open, Doors: s.doors(),
 	}
 	if len(s.plan.Args) == 0 {
 		s.plan.Args = []string{s.cmd.Path}
@@ -128,16 +129,29 @@ func (s *start) prepare(ctx context.Context) error {
 	return s.pin()
 }
 
-// addOwn adds the stage and the line to the binds.
+// doors says whether ways out are opened inside, for the worker to serve.
+func (s *start) doors() bool { return !s.box.Network.Open && s.box.Egress != nil }
+
+// addOwn adds the stage, the line and what names are resolved by to the binds.
 func (s *start) addOwn() error {
 	binds := slices.Clone(s.box.Binds)
-	for _, own := range []string{s.stage, s.line()} {
-		b := agent.Bind{Source: own, Destination: own, Access: agent.ReadOnly}
+	own := []agent.Bind{{Source: s.stage, Destination: s.stage}, {Source: s.line(), Destination: s.line()}}
+	if s.doors() {
+		for path, text := range door.Files {
+			source := filepath.Join(s.dir, filepath.Base(path))
+			if err := os.WriteFile(source, []byte(text), 0o644); err != nil { //nolint:gosec // everybody inside reads it, and it is no secret
+				return fmt.Errorf("%w: %w", agent.ErrUnready, err)
+			}
+			own = append(own, agent.Bind{Source: source, Destination: path})
+		}
+	}
+	for _, b := range own {
+		b.Access = agent.ReadOnly
 		if slices.Contains(binds, b) {
 			continue // the bridge to the turn's tools is the same program
 		}
-		if slices.ContainsFunc(binds, func(o agent.Bind) bool { return o.Destination == own }) {
-			return fmt.Errorf("%w: something is mounted at %s, where the worker's own program must be", agent.ErrUnsupported, own)
+		if slices.ContainsFunc(binds, func(o agent.Bind) bool { return o.Destination == b.Destination }) {
+			return fmt.Errorf("%w: something is mounted at %s, where the worker's own file must be", agent.ErrUnsupported, b.Destination)
 		}
 		binds = append(binds, b)
 	}
@@ -328,7 +342,7 @@ func (s *start) talk(ctx context.Context, p *box) error {
 		if err != nil {
 			return err
 		}
-		err = s.box.Doors(conn)
+		err = s.box.Egress.Attach(conn)
 		_ = conn.Close() // all was said
 		if err != nil {
 			return fmt.Errorf("%w: %w", agent.ErrUnsupported, err)
