@@ -136,7 +136,7 @@ is refused.
 	table(append([]string{"", "run by this release"}, names...)...)
 	var remedies []string
 	for _, p := range agent.Placements() {
-		here := probePlacement(p, confine.Report{Mode: confine.Full})
+		here := probePlacement(p, confine.Report{Mode: confine.Full}, nil)
 		cells := []string{"`" + p.String() + "`", verdict(here.OK)}
 		for _, name := range names {
 			s := all[name].Descriptor().WritableTools[p]

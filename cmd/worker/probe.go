@@ -76,8 +76,9 @@ no agent's turn and changes nothing.`,
 
 func probe(ctx context.Context, o confine.Options, bins map[string]string) probed {
 	p := probed{Confine: confine.Platform(o).Probe(ctx)}
+	own := ownSandbox(ctx)
 	for _, pl := range agent.Placements() {
-		p.Placements = append(p.Placements, probePlacement(pl, p.Confine))
+		p.Placements = append(p.Placements, probePlacement(pl, p.Confine, own))
 	}
 	all := drivers(nil)
 	for _, name := range agent.Agents() {
@@ -87,7 +88,9 @@ func probe(ctx context.Context, o confine.Options, bins map[string]string) probe
 	return p
 }
 
-func probePlacement(pl agent.Placement, report confine.Report) placementProbe {
+// probePlacement says how this machine runs a placement, given how it confines and
+// whether Claude Code's own sandbox works.
+func probePlacement(pl agent.Placement, report confine.Report, own error) placementProbe {
 	out := placementProbe{Placement: pl.String()}
 	switch pl {
 	case agent.Placement{Sandbox: agent.SandboxNone}:
@@ -99,6 +102,11 @@ func probePlacement(pl agent.Placement, report confine.Report) placementProbe {
 			out.How = "namespaces, pinned mounts, Landlock, seccomp, no capabilities"
 		case confine.LandlockOnly:
 			out.How = "Landlock and seccomp only: " + report.Reason
+		}
+	case agent.Placement{Sandbox: agent.SandboxClaude}:
+		out.OK, out.How = true, "Claude Code's own sandbox: bubblewrap for commands, its rules for its other tools; none-confined holds more"
+		if own != nil {
+			out.OK, out.How = false, own.Error()
 		}
 	case agent.Placement{Sandbox: agent.SandboxClaude, Confine: true}:
 		out.How = "refused on Linux: Claude Code's own sandbox needs mounts that confinement forbids; none-confined holds more"

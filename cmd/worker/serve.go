@@ -68,7 +68,7 @@ func serve(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	slots, err := parseSlots(s.Strings("slots"), s.String("pool"))
+	slots, err := parseSlots(cmd.Context(), s.Strings("slots"), s.String("pool"))
 	if err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func serve(cmd *cobra.Command, _ []string) error {
 	return pool.Run(cmd.Context())
 }
 
-func parseSlots(set []string, pool string) (map[job.Lane]int, error) {
+func parseSlots(ctx context.Context, set []string, pool string) (map[job.Lane]int, error) {
 	if len(set) == 0 {
 		return nil, cli.Usagef("give the lanes: --slots PLACEMENT=N, such as --slots none-confined=2; `worker probe` says what this machine can enforce")
 	}
@@ -136,8 +136,14 @@ func parseSlots(set []string, pool string) (map[job.Lane]int, error) {
 		if err != nil {
 			return nil, err
 		}
-		if p.Sandbox != agent.SandboxNone {
-			return nil, fmt.Errorf("slots %q: this release runs turns of placements none and none-confined only: %w", one, agent.ErrUnsupported)
+		switch p {
+		case agent.Placement{Sandbox: agent.SandboxNone}, agent.Placement{Sandbox: agent.SandboxNone, Confine: true}:
+		case agent.Placement{Sandbox: agent.SandboxClaude}:
+			if err := ownSandbox(ctx); err != nil {
+				return nil, fmt.Errorf("slots %q: %w", one, err)
+			}
+		default:
+			return nil, fmt.Errorf("slots %q: this release runs turns of placements none, none-confined and claude only: %w", one, agent.ErrUnsupported)
 		}
 		slots[lane] = n
 	}

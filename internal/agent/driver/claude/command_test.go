@@ -26,6 +26,62 @@ func launch(t *testing.T) agent.Launch {
 	}
 }
 
+// own has l run in the CLI's own sandbox.
+func own(l *agent.Launch) {
+	l.Request.Profile.Sandbox = agent.SandboxClaude
+	l.Turn.OwnSandbox = &agent.Confinement{
+		Sandbox: agent.SandboxClaude, Workspace: "/work", WorkDir: "/work",
+		Mounts: []agent.Mount{
+			{Path: "/work", Access: agent.ReadWrite}, {Path: "/work/kept", Access: agent.ReadOnly}, {Path: "/lib/data", Access: agent.ReadOnly},
+		},
+		System:           []agent.Mount{{Path: "/usr", Access: agent.ReadOnly}},
+		Denied:           []string{"/usr/bin/git"},
+		ReadOnlyMetadata: []string{"/work/.git"},
+		Network:          agent.Network{Proxied: true, Domains: []string{"example.com", "*.example.org"}},
+	}
+}
+
+// TestOwnSandboxSettings shows the whole of what the CLI is told about its own sandbox.
+func TestOwnSandboxSettings(t *testing.T) {
+	t.Parallel()
+	l := launch(t)
+	own(&l)
+	l.MCP = map[string]agent.MCPEntry{"tracker": {Type: "http", URL: "http://127.0.0.1:1/"}}
+	l.Root = true
+	cmd, err := claude.Driver{}.Command(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"permission-mode": "dontAsk", "setting-sources": "", "settings": "/home/turn/turnpike-settings.json"} {
+		if got, _ := option(cmd.Args, name); got != want {
+			t.Errorf("--%s is %q, want %q", name, got, want)
+		}
+	}
+	if tools, _ := option(cmd.Args, "tools"); !strings.Contains(tools, "Bash") || strings.Contains(tools, "Monitor") {
+		t.Errorf("the tools are %q", tools)
+	}
+	if slices.Contains(cmd.Env, "IS_SANDBOX=1") {
+		t.Error("the CLI is told that something else holds it")
+	}
+	got, err := os.ReadFile(filepath.Join(l.Home, "turnpike-settings.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const golden = "testdata/own-sandbox.golden.json"
+	if *update {
+		if err := os.WriteFile(golden, append(got, '\n'), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(strings.TrimSpace(string(want)), string(got)); diff != "" {
+		t.Errorf("the settings (-want +got):\n%s", diff)
+	}
+}
+
 // option is the value of --name in args.
 func option(args []string, name string) (string, bool) {
 	for _, a := range args {
@@ -165,9 +221,29 @@ func TestRefusals(t *testing.T) {
 		kind   error
 		says   string
 	}{
-		"a prompt over 10 MB":    {func(l *agent.Launch) { l.Request.Prompt = strings.Repeat("x", 10_000_001) }, agent.ErrUnsupported, "10000001"},
-		"an empty prompt":        {func(l *agent.Launch) { l.Request.Prompt = " \n" }, agent.ErrUnsupported, "prompt"},
-		"its own sandbox":        {func(l *agent.Launch) { l.Request.Profile.Sandbox = agent.SandboxClaude }, agent.ErrUnsupported, "confine"},
+		"a prompt over 10 MB": {func(l *agent.Launch) { l.Request.Prompt = strings.Repeat("x", 10_000_001) }, agent.ErrUnsupported, "10000001"},
+		"an empty prompt":     {func(l *agent.Launch) { l.Request.Prompt = " \n" }, agent.ErrUnsupported, "prompt"},
+		"its own sandbox":     {func(l *agent.Launch) { l.Request.Profile.Sandbox = agent.SandboxClaude }, agent.ErrUnsupported, "nobody says"},
+		"a tool its own sandbox cannot hold": {func(l *agent.Launch) {
+			own(l)
+			l.Turn.Tools = []string{"Read", "Monitor"}
+		}, agent.ErrUnsupported, "Monitor runs outside"},
+		"a shell in a read-only directory of its own sandbox": {func(l *agent.Launch) {
+			own(l)
+			l.Turn.OwnSandbox.Mounts[0].Access = agent.ReadOnly
+		}, agent.ErrUnsupported, "may be written"},
+		"a path its own sandbox would take for a pattern": {func(l *agent.Launch) {
+			own(l)
+			l.Turn.OwnSandbox.Mounts = append(l.Turn.OwnSandbox.Mounts, agent.Mount{Path: "/x[a]", Access: agent.ReadOnly})
+		}, agent.ErrUnsupported, "characters"},
+		"every domain in its own sandbox": {func(l *agent.Launch) {
+			own(l)
+			l.Turn.OwnSandbox.Network.Domains = []string{"*"}
+		}, agent.ErrUnsupported, "no host's name"},
+		"a home too deep for the sockets of its own sandbox": {func(l *agent.Launch) {
+			own(l)
+			l.HomeInside = "/" + strings.Repeat("x", 90)
+		}, agent.ErrUnsupported, "shorter directory"},
 		"skills nobody prepared": {func(l *agent.Launch) { l.Request.Profile.Skills = []string{"x"} }, agent.ErrUnsupported, "skills"},
 		"skills without the tool": {func(l *agent.Launch) {
 			l.Request.Profile.Skills, l.Skills, l.Turn.Tools = []string{"x"}, []string{"/x"}, []string{"Read"}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -28,6 +29,8 @@ const (
 	socketName = "claude-http-0123456789abcdef.sock"
 	maxSocket  = 107
 )
+
+var domainName = regexp.MustCompile(`^(\*\.)?[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+$`)
 
 // settings are what the CLI is told by a file: the part of its format that is used.
 type settings struct {
@@ -159,6 +162,11 @@ func holdable(l agent.Launch) error {
 	}
 	if socket := path.Join(l.HomeInside, tmpDir, socketName); len(socket) > maxSocket {
 		return refuse("the sockets of its own sandbox would be %d bytes down, %d too many; give the worker a shorter directory for its sessions", len(socket), len(socket)-maxSocket)
+	}
+	for _, d := range c.Network.Domains {
+		if !domainName.MatchString(d) {
+			return refuse("%.64q is no host's name, nor \"*.\" and one", d)
+		}
 	}
 	paths := append(c.ReadOnly(), c.Denied...)
 	for _, m := range slices.Concat(c.Mounts, c.System) {

@@ -182,7 +182,9 @@ func TestOwnSandbox(t *testing.T) {
 			t.Fatal(err)
 		}
 		environ := p.runner.Environ
-		p.runner.Environ = func() []string { return append([]string{"PATH=" + p.path("bin") + ":" + os.Getenv("PATH")}, environ()[1:]...) }
+		p.runner.Environ = func() []string {
+			return append([]string{"PATH=" + p.path("bin") + ":" + os.Getenv("PATH")}, environ()[1:]...)
+		}
 		p.request.Profile.SandboxDomains = []string{}
 		p.run(script, tries)
 		if _, err := os.Lstat(p.path("ws/ran")); !errors.Is(err, os.ErrNotExist) {
