@@ -179,7 +179,7 @@ func (h HostBoundary) network(p agent.Profile) (agent.Network, error) {
 			}
 		}
 	}
-	return agent.Network{Proxied: true, Domains: slices.Clone(p.SandboxDomains)}, nil
+	return agent.Network{Proxied: true, Domains: slices.Clone(p.SandboxDomains), Hosts: h.Network.Hosts}, nil
 }
 
 func (h HostBoundary) confiner() agent.Confiner {

@@ -15,6 +15,7 @@ import (
 	"turnpike/internal/agent"
 	"turnpike/internal/agent/boundary"
 	"turnpike/internal/agent/confine"
+	"turnpike/internal/agent/egress"
 	"turnpike/internal/agent/mcphost"
 	"turnpike/internal/agent/procs"
 	"turnpike/internal/agent/session"
@@ -42,6 +43,7 @@ type turn struct {
 	host    *mcphost.Host   // nil when the agent may report nothing
 	read    *mcphost.Host   // nil when it has other means to read
 	server  *mcphost.Server // nil when the request names none
+	egress  *egress.Proxy   // nil where the host's own confinement limits no network
 	launch  agent.Launch
 	command *agent.Command
 
@@ -114,8 +116,25 @@ func (r *Runner) verify(ctx context.Context, req agent.Request) (*turn, error) {
 		}
 		c.System = append(c.System, agent.Mount{Path: bin, Access: agent.ReadOnly})
 		c.System = append(c.System, runtime...)
+		if err := t.openEgress(c); err != nil {
+			return nil, err
+		}
 	}
 	return t, nil
+}
+
+// openEgress makes the way out of a turn whose network is limited. Nothing uses it
+// before the turn starts.
+func (t *turn) openEgress(c *agent.Confinement) (err error) {
+	n := c.Network
+	if n.Open || !n.Proxied {
+		return nil
+	}
+	if t.egress, err = egress.New(egress.Limited(n.Domains, n.Hosts), t.r.log().With("turn", t.req.Name)); err != nil {
+		return fmt.Errorf("%w: network: %w", agent.ErrUnsupported, err)
+	}
+	c.Egress = t.egress
+	return nil
 }
 
 // able refuses what the profile's agent, or this worker, does not have.
@@ -527,6 +546,9 @@ func (t *turn) abandon() error {
 	}
 	if t.server != nil {
 		errs = append(errs, t.server.Close())
+	}
+	if t.egress != nil {
+		errs = append(errs, t.egress.Close())
 	}
 	if _, err := t.closeWay(); err != nil {
 		errs = append(errs, err)

@@ -322,6 +322,14 @@ func (u *running) result(ctx context.Context, gone bool) *agent.Result {
 	if u.host != nil {
 		res.Outcome, res.HasOutcome = u.host.Outcome()
 	}
+	if u.egress != nil {
+		if err := u.egress.Close(); err != nil {
+			u.note("%v", err)
+		}
+		for _, refusal := range u.egress.Refusals() {
+			u.note("%s", refusal)
+		}
+	}
 	for _, h := range u.servers() {
 		if err := h.Close(); err != nil {
 			u.note("server %s: %v", h.Name(), err)
