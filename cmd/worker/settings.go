@@ -158,7 +158,14 @@ func setUp(cmd *cobra.Command, s *cli.Settings) (_ *bench, err error) {
 		Versions:   versions,
 		Prices:     prices,
 		Priced:     func(name string) bool { return all[name].Descriptor().Abilities.Priced() },
-		Log:        log,
+		Backends: func(name string) (agent.Backend, bool) {
+			d, ok := all[name]
+			if !ok {
+				return agent.Backend{}, false
+			}
+			return d.Descriptor(), true
+		},
+		Log: log,
 	}
 	return b, nil
 }

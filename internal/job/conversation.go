@@ -6,6 +6,8 @@ type Conversation struct {
 	Tenant string
 	Agent  string
 	ID     string // the CLI's own
+	// Restricted says that it is of read-only turns: they alone continue it.
+	Restricted bool
 }
 
 // Patch is what a turn changed in a workspace with a history.

@@ -78,7 +78,11 @@ func (c *Conn) GetConversation(ctx context.Context, of job.Conversation, to io.W
 
 // conversationName has one form for each conversation: its parts hold no slash.
 func conversationName(of job.Conversation) string {
-	return url.PathEscape(of.Tenant) + "/" + url.PathEscape(of.Agent) + "/" + url.PathEscape(of.ID)
+	name := url.PathEscape(of.Tenant) + "/" + url.PathEscape(of.Agent) + "/" + url.PathEscape(of.ID)
+	if of.Restricted {
+		name += "/restricted"
+	}
+	return name
 }
 
 // PutPatch keeps what an attempt changed. It may be repeated.

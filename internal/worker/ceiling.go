@@ -33,6 +33,9 @@ type Ceiling struct {
 	// Tools are the built-in tools grants may name; "*" is all of them. MCP
 	// servers are held by MCP, not by this list.
 	Tools []string `yaml:"tools" json:"tools,omitempty"`
+	// Restricted offers read-only turns, whose grants are fixed. Everything else in
+	// here holds them too, but for the lists of tools and variables.
+	Restricted bool `yaml:"restricted" json:"restricted,omitempty"`
 	// Workspaces are the places a turn may work in.
 	Workspaces WorkspaceRules `yaml:"workspaces" json:"workspaces,omitzero"`
 	// Mounts are roots a grant may reach beneath, beyond its workspace. Where one

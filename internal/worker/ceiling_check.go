@@ -34,13 +34,16 @@ func list(what string, l []string) string {
 // must be inside. Paths are judged by what they resolve to now; the boundary
 // judges the turn's own mounts again, when they are about to be pinned.
 func (c *Ceiling) Check(r job.Request) error {
-	if r.Grants == nil {
+	switch {
+	case r.Restricted && !c.Restricted:
+		return notGranted("restricted", "read-only turns are not offered here", "the ceiling of a pool that has them says restricted: true")
+	case !r.Restricted && r.Grants == nil:
 		return notGranted("grants", "are missing", "a turn gets exactly what they list")
 	}
 	credentials := make(map[string]string)
 	at := "profile"
 	for p := &r.Profile; p != nil; p = p.Fallback {
-		acct, err := c.account(r.Account, p.Agent)
+		acct, err := c.account(r.AccountOf(p), p.Agent)
 		if err != nil {
 			return err
 		}
@@ -54,8 +57,10 @@ func (c *Ceiling) Check(r job.Request) error {
 	if err := c.checkWorkspace(r.Workspace); err != nil {
 		return err
 	}
-	if err := c.checkGrants(*r.Grants, r.Workspace, credentials); err != nil {
-		return err
+	if !r.Restricted {
+		if err := c.checkGrants(*r.Grants, r.Workspace, credentials); err != nil {
+			return err
+		}
 	}
 	for _, env := range []struct {
 		field string

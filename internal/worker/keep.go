@@ -56,8 +56,13 @@ type leavings struct {
 	gone    bool   // the workspace went with the attempt, and something in it that no patch has
 }
 
-// conversation is the one the attempt continues; empty for none.
+// continues is the conversation the attempt goes on with; empty for none.
 func (a *attempt) continues() string { return cmp.Or(a.resume, a.request.ResumeID) }
+
+// conversation names the one with the agent's id. Those of read-only turns are kept apart.
+func (a *attempt) conversation(id string) job.Conversation {
+	return job.Conversation{Tenant: a.tenant, Agent: agentName(a.profile.Agent), ID: id, Restricted: a.request.Restricted}
+}
 
 // fetchConversation puts the bundle of the conversation the attempt continues where the
 // runner finds it.
@@ -69,7 +74,7 @@ func (a *attempt) fetchConversation(ctx context.Context) error {
 	case a.Archive == nil:
 		return fmt.Errorf("resume: this worker keeps no conversations: %w", agent.ErrUnsupported)
 	}
-	of := job.Conversation{Tenant: a.tenant, Agent: agentName(a.profile.Agent), ID: id}
+	of := a.conversation(id)
 	err := fetch(filepath.Join(a.mark.Session, agent.ContinuedFile), agent.MaxConversation, func(w io.Writer) error {
 		return a.Archive.GetConversation(ctx, of, w)
 	})
@@ -243,8 +248,7 @@ func (a *attempt) archiveConversation(ctx context.Context, id string) (bool, err
 		return false, err
 	}
 	defer f.Close() // it was only read
-	of := job.Conversation{Tenant: a.tenant, Agent: agentName(a.profile.Agent), ID: id}
-	err = a.Archive.PutConversation(ctx, of, id == a.continues(), f)
+	err = a.Archive.PutConversation(ctx, a.conversation(id), id == a.continues(), f)
 	return err == nil, err
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"turnpike/internal/agent"
+	"turnpike/internal/agent/restricted"
 	"turnpike/internal/job"
 	"turnpike/internal/vcs"
 )
@@ -77,6 +78,11 @@ func (t mapping) agentRequest() (agent.Request, []string, error) {
 	if host != nil {
 		added = append(added, "host MCP server "+host.Name)
 	}
+	if r.Restricted {
+		added = append(added, "grants of a read-only turn")
+		profile.Fallback = nil // it changes to no other model by itself
+		profile.Timeout = cmp.Or(profile.Timeout, min(restricted.DefaultTimeout, t.ceiling.maxTimeout()))
+	}
 	capUSD := t.ceiling.costCap(r)
 	if r.CostCapUSD == 0 && capUSD > 0 {
 		added = append(added, "cost cap "+capUSD.String()+" of the pool")
@@ -100,14 +106,14 @@ func (t mapping) agentRequest() (agent.Request, []string, error) {
 		Prompt:           prompt,
 		Env:              maps.Clone(r.Env),
 		SessionDir:       t.session,
-		Grants:           &grants,
+		Grants:           grants,
 		ResumeID:         resume,
 		CostCapUSD:       capUSD.Float(),
 	}, added, nil
 }
 
-// agentProfile maps a profile. Its fallback is left out: it is the queue's to run,
-// as another attempt.
+// agentProfile maps a profile. Its fallbacks are the queue's to run, each as another
+// attempt; an agent that changes to the model of one by itself is told of those of its own.
 func (t mapping) agentProfile(p job.Profile) (agent.Profile, error) {
 	configured := make(map[string]agent.MCPEntry, len(p.MCP))
 	for name, e := range p.MCP {
@@ -140,6 +146,10 @@ func (t mapping) agentProfile(p job.Profile) (agent.Profile, error) {
 		Env:                     maps.Clone(p.Env),
 		Skills:                  slices.Clone(p.Skills),
 	}
+	for f, at := p.Fallback, &out.Fallback; f != nil && agentName(f.Agent) == out.Agent; f = f.Fallback {
+		*at = &agent.Profile{Name: f.Name, Agent: out.Agent, Model: f.Model}
+		at = &(*at).Fallback
+	}
 	for _, name := range p.PiPackages {
 		out.PiPackages = append(out.PiPackages, t.ceiling.PiPackages[name])
 	}
@@ -165,16 +175,20 @@ func (t mapping) ownersCommand(e agent.MCPEntry, p job.Profile) agent.MCPEntry {
 	return e
 }
 
-// grants maps the grants, with workspace: paths expanded.
-func (t mapping) grants() (agent.Grants, error) {
+// grants maps the grants, with workspace: paths expanded. A read-only turn has none of
+// its own.
+func (t mapping) grants() (*agent.Grants, error) {
 	g := t.request.Grants
-	out := agent.Grants{
+	if g == nil {
+		return nil, nil
+	}
+	out := &agent.Grants{
 		Env: slices.Clone(g.Env), Tools: slices.Clone(g.Tools), Within: g.Within, VCS: g.VCS, DaggerEngine: g.DaggerEngine,
 	}
 	for i, m := range g.Mounts {
 		path, err := t.expand(m.Path)
 		if err != nil {
-			return agent.Grants{}, fmt.Errorf("grants.mounts[%d].path: %w", i, err)
+			return nil, fmt.Errorf("grants.mounts[%d].path: %w", i, err)
 		}
 		out.Mounts = append(out.Mounts, agent.Mount{Path: path, Access: agent.Access(m.Access)})
 	}

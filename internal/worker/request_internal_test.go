@@ -22,7 +22,6 @@ import (
 
 // owned are the fields that are not the producer's to fill.
 var owned = map[string]string{
-	"Profile.Fallback":   "the queue runs it, as another attempt",
 	"Request.ReadServer": "restricted turns only",
 }
 
@@ -38,6 +37,7 @@ func full() (job.Request, *Ceiling) {
 					Type: "stdio", Command: "named", Args: []string{"z"}, Env: env, URL: "u", Headers: env, EnvVars: []string{"E"}, BearerTokenEnv: "T",
 				}},
 				Sandbox: "none", Confine: true, SandboxImage: "i", Dagger: &job.Dagger{Engine: "e", Version: "v"}, SandboxDomains: []string{"d"},
+				Fallback:                &job.Profile{Agent: "claude", Model: "m2", Fallback: &job.Profile{Agent: "codex"}},
 				ContainerUseEnvironment: "c", VCSAccess: true, Shell: "sh", Env: env, Skills: []string{"k"}, PiPackages: []string{"pkg"},
 			},
 			Grants: &job.Grants{
@@ -96,7 +96,7 @@ func TestEveryFieldIsMapped(t *testing.T) {
 // mapped under the same name, or is the queue's.
 func TestEveryFieldIsRead(t *testing.T) {
 	queues := []string{
-		"APIVersion", "Account", "Work", "Pool", "Tenant", "Priority", "RunAt", "Deadline", "DedupKey", "ConcurrencyKey", "Retry", "Limits",
+		"APIVersion", "Restricted", "Account", "Work", "Pool", "Tenant", "Priority", "RunAt", "Deadline", "DedupKey", "ConcurrencyKey", "Retry", "Limits",
 	}
 	for _, pair := range []struct{ from, to reflect.Type }{
 		{reflect.TypeFor[job.Request](), reflect.TypeFor[agent.Request]()},
@@ -106,7 +106,7 @@ func TestEveryFieldIsRead(t *testing.T) {
 	} {
 		for i := range pair.from.NumField() {
 			name := pair.from.Field(i).Name
-			if _, ok := pair.to.FieldByName(name); !ok && (pair.from != reflect.TypeFor[job.Request]() || !slices.Contains(queues, name)) {
+			if _, ok := pair.to.FieldByName(name); !ok && !slices.Contains(queues, name) {
 				t.Errorf("%s.%s goes nowhere", pair.from, name)
 			}
 		}
@@ -125,6 +125,11 @@ func TestMapping(t *testing.T) {
 		}
 		if req.HostMCP.Env["X"] != "value" {
 			t.Errorf("got %v", req.HostMCP.Env)
+		}
+	})
+	t.Run("models of the agent's own fallbacks are told", func(t *testing.T) {
+		if f := req.Profile.Fallback; f.Model != "m2" || f.Fallback != nil {
+			t.Errorf("got %+v", f)
 		}
 	})
 	t.Run("an earlier attempt's conversation goes before the request's", func(t *testing.T) {

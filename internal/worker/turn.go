@@ -73,8 +73,10 @@ type Turns struct {
 	Prices *Prices
 	// Priced says whether an agent tells what its turns cost; nil is that all do.
 	Priced func(agent string) bool
-	Hooks  Hooks
-	Log    *slog.Logger
+	// Backends describes the agents there are; nil runs no read-only turns.
+	Backends func(agent string) (agent.Backend, bool)
+	Hooks    Hooks
+	Log      *slog.Logger
 }
 
 // releaseTimeout bounds what is done for a turn after it is over.
@@ -107,6 +109,7 @@ type attempt struct {
 
 	recorder *recorder
 	added    []string
+	model    string // the one that answered a read-only turn
 	begun    time.Time
 	// local says that it failed for a reason of this worker alone.
 	local bool
@@ -171,7 +174,11 @@ func (a *attempt) run(ctx context.Context) (res *agent.Result, err error) {
 	if err != nil {
 		return nil, err
 	}
-	res, err = a.Run(ctx, launch)
+	if a.request.Restricted {
+		res, err = a.readOnly(ctx, launch)
+	} else {
+		res, err = a.Run(ctx, launch)
+	}
 	if res == nil && err != nil {
 		a.local = errors.Is(err, agent.ErrUnready)
 		res = a.broken(ctx, err)
@@ -212,7 +219,7 @@ func (a *attempt) launch(ws vcs.Workspace) (Launch, error) {
 		return Launch{}, err
 	}
 	a.added = added
-	account, err := a.Ceiling.account(a.request.Account, a.profile.Agent)
+	account, err := a.Ceiling.account(a.request.AccountOf(&a.profile), a.profile.Agent)
 	if err != nil {
 		return Launch{}, err
 	}
@@ -319,6 +326,7 @@ func (t *Turns) claimed(ctx context.Context, c job.Claimed, h *kept, stream Tran
 	}
 	if res != nil {
 		fillResult(&rep, res, t.Prices)
+		rep.Model = cmp.Or(clean(a.model), rep.Model)
 		a.archive(ctx, res, &rep)
 		if err != nil {
 			t.Log.Warn("the turn ended, and not everything about it went well", "job", c.Job, "attempt", c.Attempt, "error", err)
