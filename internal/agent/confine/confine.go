@@ -43,6 +43,7 @@ type Mode string
 const (
 	Full         Mode = "full"          // namespaces, Landlock and seccomp
 	LandlockOnly Mode = "landlock-only" // Landlock and seccomp; refuses what they cannot hold
+	Seatbelt     Mode = "seatbelt"      // macOS: a profile and a root that keeps account of processes
 	None         Mode = "none"          // refuses everything
 )
 

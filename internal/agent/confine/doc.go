@@ -62,6 +62,27 @@
 // utimes and setxattr on the worker's own files, granted or not; the host's process
 // list with command lines.
 //
+// # macOS
+//
+// A Seatbelt profile that denies by default (seatbelt.go writes it, settle.go finds the
+// paths) is applied by /usr/bin/sandbox-exec to a copy of the launcher, which tries to
+// read a file it was not granted, holds itself to the resource limits and executes the
+// agent. The profile is followed by everything that descends from the agent, for life.
+//
+// The last rule that matches decides: grants come outer before inner, and what is kept
+// out of reach inside them comes last. The kernel compares the path an access ends at,
+// so paths are given with their links resolved and spelled as on disk; a directory on
+// the way to such a path cannot be moved, nor a second name be given to a file. Unix
+// sockets are the network's: they answer inside writable grants and where the worker
+// itself put them.
+//
+// There are no namespaces: refused are domains, limits other than open files and file
+// size, and a workspace at another path; no network means no loopback either. Processes
+// are held together by package procs' account of them. There are no pseudo-terminals,
+// because those of the user's other windows have the same kind of name.
+//
+// The text of profiles is tested everywhere. docs/security.md has what to try on a Mac.
+//
 // # Elsewhere
 //
 // Everything is refused.

@@ -230,7 +230,3 @@ func paths(mounts []agent.Mount) []string {
 	}
 	return out
 }
-
-func unsupported(format string, args ...any) error {
-	return fmt.Errorf("%w: %s", agent.ErrUnsupported, fmt.Sprintf(format, args...))
-}

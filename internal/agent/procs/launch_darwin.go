@@ -174,20 +174,17 @@ func Seal(name string, text []byte) (*os.File, error) {
 
 // Unseal decodes the sealed file fd into v, from its start whoever read it before.
 func Unseal(fd int, v any) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return fmt.Errorf("file without a name: %w", err)
-	}
-	text := make([]byte, st.Size)
-	for n := 0; n < len(text); {
-		m, err := unix.Pread(fd, text[n:], int64(n))
+	// Without asking for its size: a profile judges that question by the file's path.
+	var text []byte
+	for buf := make([]byte, 64<<10); ; {
+		n, err := unix.Pread(fd, buf, int64(len(text)))
 		if err != nil {
 			return fmt.Errorf("file without a name: %w", err)
 		}
-		if m == 0 {
-			return io.ErrUnexpectedEOF
+		if n == 0 {
+			break
 		}
-		n += m
+		text = append(text, buf[:n]...)
 	}
 	// What this build does not know it could not hold a turn to.
 	d := json.NewDecoder(bytes.NewReader(text))
