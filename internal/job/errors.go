@@ -18,6 +18,7 @@ var (
 	ErrLaneMissing = errors.New("lane is not set up")     // its stream or consumer is missing; the dispatcher makes it
 	ErrNotLeader   = errors.New("not the leader")         // another dispatcher selects and reaps
 	ErrCeiling     = errors.New("ceiling differs")        // the pool is registered with another ceiling
+	ErrLeaseLength = errors.New("lease length differs")   // from that of the dispatcher that leads
 )
 
 // Causes a turn's context ends with.

@@ -45,6 +45,8 @@ type Claimed struct {
 	TriesSpent int             // before this attempt
 	Resume     string          // the conversation this attempt continues, from an earlier attempt
 	Request    json.RawMessage // decoded strictly by the worker
+	// Left is what the job may cost at most by the budgets it is under; nil for none.
+	Left *Left
 }
 
 // Beat renews a lease and tells how the attempt stands. Zero values leave what
@@ -68,4 +70,6 @@ type Beaten struct {
 	Ours bool
 	// Cancelled, when set, asks the worker to stop the turn.
 	Cancelled *Cancelled
+	// Over, when set, does so because a budget is spent.
+	Over *OverBudget
 }

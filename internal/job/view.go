@@ -70,6 +70,8 @@ type WorkerInfo struct {
 	// State is the directory identity (hash) its spool and sessions live in.
 	StateDir string
 	Draining bool
+	// Inert are the agents of its ceiling that never tell what a turn costs.
+	Inert []string
 }
 
 // LaneSlots is a worker's capacity on one lane.

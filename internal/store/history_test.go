@@ -82,7 +82,7 @@ func TestSweep(t *testing.T) {
 	if !there(waits) {
 		t.Error("a week with an orphan was dropped")
 	}
-	if err := d.OrphanGone(t.Context(), waits, 1, "me", ""); err != nil {
+	if err := d.CloseOrphan(t.Context(), job.Orphan{Job: waits, Attempt: 1, Kind: "process"}, "me", ""); err != nil {
 		t.Fatal(err)
 	}
 	if got := sweep(store.Retention{History: 5 * 7 * 24 * time.Hour}); got.Partitions == 0 || there(waits) || there(older) {

@@ -26,6 +26,8 @@ const claim = `
 			AND NOT EXISTS (
 				SELECT FROM turnpike.pauses p WHERE p.until > now()
 				AND p.name = CASE p.scope WHEN 'lane' THEN q.lane WHEN 'tenant' THEN q.tenant ELSE q.credential END)
+			AND (q.budgets IS NULL OR NOT EXISTS (
+				SELECT FROM turnpike.v_budgets b WHERE b.id = ANY (q.budgets) AND b.state = 'spent'))
 		ORDER BY q.job_id
 		FOR NO KEY UPDATE OF q
 	),
@@ -35,18 +37,21 @@ const claim = `
 			orphan = json_build_object('state', 'creating', 'kind', @kind::text)
 		FROM l
 		WHERE q.job_id = l.job_id AND q.state = 'dispatched' AND q.dispatch_no = l.dispatch
-		RETURNING q.job_id, q.attempt, q.lease_no, q.token, q.tenant, q.account, q.profile, q.tries_spent, q.resume
+		RETURNING q.job_id, q.attempt, q.lease_no, q.token, q.tenant, q.account, q.profile, q.tries_spent, q.resume, q.budgets
 	),
 	held AS (
 		SELECT * FROM u
 		UNION ALL
-		SELECT q.job_id, q.attempt, q.lease_no, q.token, q.tenant, q.account, q.profile, q.tries_spent, q.resume
+		SELECT q.job_id, q.attempt, q.lease_no, q.token, q.tenant, q.account, q.profile, q.tries_spent, q.resume, q.budgets
 		FROM d JOIN turnpike.queue q ON q.job_id = d.job_id AND q.token = d.token
 		WHERE q.state = 'running' AND q.worker = @worker AND q.lane = @lane
 	)
 	SELECT h.job_id::text, h.attempt, h.lease_no, h.token::text, j.name, h.tenant, h.account, h.profile, h.tries_spent,
-		coalesce(h.resume, ''), j.request::text
+		coalesce(h.resume, ''), j.request::text, b.scope, b.name, b.period_s, (b.left_usd * 1000000)::bigint
 	FROM held h JOIN turnpike.jobs j ON j.job_id = h.job_id
+	LEFT JOIN LATERAL (
+		SELECT * FROM turnpike.v_budgets
+		WHERE h.budgets IS NOT NULL AND id = ANY (h.budgets) ORDER BY left_usd LIMIT 1) b ON true
 	ORDER BY h.job_id`
 
 // Claim takes the leases of deliveries on one lane. A delivery missing in the
@@ -75,9 +80,15 @@ func (db *DB) Claim(ctx context.Context, worker string, lane job.Lane, claims []
 		func(row pgx.CollectableRow) (job.Claimed, error) {
 			c := job.Claimed{Length: db.lease, Lane: lane}
 			var request string
+			var scope, name *string
+			var per *int64
+			var left *job.USD
 			err := row.Scan(&c.Job, &c.Attempt, &c.Number, &c.Token, &c.Name, &c.Tenant, &c.Account, &c.Profile, &c.TriesSpent,
-				&c.Resume, &request)
+				&c.Resume, &request, &scope, &name, &per, &left)
 			c.Request = json.RawMessage(request)
+			if scope != nil {
+				c.Left = &job.Left{Budget: budgetKey(*scope, *name, *per), USD: *left}
+			}
 			return c, err
 		})
 }
@@ -118,9 +129,10 @@ const beat = `
 			orphan = CASE WHEN d.running IS NULL THEN q.orphan ELSE json_build_object('state', 'live', 'identity', d.running) END
 		FROM d JOIN l USING (job_id)
 		WHERE q.job_id = d.job_id AND q.token = d.token AND q.state = 'running'
-		RETURNING q.job_id, q.token, q.cancel_at, q.cancel_by, q.cancel_why
+		RETURNING q.job_id, q.token, q.cancel_at, q.cancel_by, q.cancel_why, q.budgets IS NOT NULL AS budgeted
 	)
-	SELECT d.job_id::text, u.job_id IS NOT NULL, u.cancel_at IS NOT NULL, coalesce(u.cancel_by, ''), coalesce(u.cancel_why, '')
+	SELECT d.job_id::text, u.job_id IS NOT NULL, u.cancel_at IS NOT NULL, coalesce(u.cancel_by, ''), coalesce(u.cancel_why, ''),
+		coalesce(u.budgeted, false)
 	FROM d LEFT JOIN u ON u.job_id = d.job_id AND u.token = d.token
 	ORDER BY d.n`
 
@@ -150,14 +162,29 @@ func (db *DB) Beat(ctx context.Context, worker string, beats []job.Beat) ([]job.
 	if err != nil {
 		return nil, fmt.Errorf("beat: %w", err)
 	}
-	return many(ctx, db, "beat", stmt{beat, args{"beats": encoded, "worker": worker, "lease": db.lease}},
+	var budgeted []string
+	answers, err := many(ctx, db, "beat", stmt{beat, args{"beats": encoded, "worker": worker, "lease": db.lease}},
 		func(row pgx.CollectableRow) (b job.Beaten, err error) {
-			var cancelled bool
+			var cancelled, under bool
 			var by, why string
-			err = row.Scan(&b.Job, &b.Ours, &cancelled, &by, &why)
+			err = row.Scan(&b.Job, &b.Ours, &cancelled, &by, &why, &under)
 			if cancelled {
 				b.Cancelled = &job.Cancelled{By: by, Why: why}
 			}
+			if under {
+				budgeted = append(budgeted, string(b.Job))
+			}
 			return b, err
 		})
+	if err != nil || len(budgeted) == 0 {
+		return answers, err
+	}
+	// In a statement after the beats' commit: what they told counts.
+	over, err := db.overBudget(ctx, budgeted)
+	for i := range answers {
+		if answers[i].Ours {
+			answers[i].Over = over[answers[i].Job]
+		}
+	}
+	return answers, err
 }

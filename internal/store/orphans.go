@@ -33,14 +33,32 @@ func (db *DB) RecordOrphan(ctx context.Context, o job.Orphan) error {
 		"by": o.StoppedBy, "note": o.Note, "transcript": o.Transcript, "turns": o.Turns})
 }
 
-const orphanGone = `
-	UPDATE turnpike.orphans SET state = 'gone', gone_at = now(), stopped_by = @by, note = coalesce(nullif(@note, ''), note)
-	WHERE job_id = @job AND attempt = @attempt AND state <> 'gone'`
+const closeOrphan = `
+	WITH gone AS (
+		UPDATE turnpike.orphans SET state = 'gone', gone_at = now(), stopped_by = @by, note = coalesce(nullif(@why, ''), note)
+		WHERE job_id = @job AND attempt = @attempt AND kind = @kind AND state <> 'gone'
+		RETURNING job_id
+	),
+	told AS (
+		INSERT INTO turnpike.audit (who, what, subject, note)
+		SELECT @by, 'orphan gone', format('job %s attempt %s %s', @job::text, @attempt::integer, @kind::text), @why FROM gone
+	)
+	SELECT count(*) FROM gone`
 
-// OrphanGone records that whatever an attempt left is verified to be gone.
-func (db *DB) OrphanGone(ctx context.Context, id job.ID, attempt int, by, note string) error {
-	return db.exec(ctx, fmt.Sprintf("record that what job %s left is gone", id), orphanGone,
-		args{"job": string(id), "attempt": attempt, "by": by, "note": note})
+// CloseOrphan records that something an attempt left is gone, on the word of a person
+// who looked. It returns job.ErrNotFound when nothing like it is left.
+func (db *DB) CloseOrphan(ctx context.Context, o job.Orphan, by, why string) error {
+	what := fmt.Sprintf("record that the %s of job %s attempt %d is gone", o.Kind, o.Job, o.Attempt)
+	n, err := one(ctx, db, what, stmt{closeOrphan, args{"job": string(o.Job), "attempt": o.Attempt, "kind": o.Kind, "by": by, "why": why}}, pgx.RowTo[int])
+	if err == nil && n == 0 {
+		err = fmt.Errorf("%s: %w", what, job.ErrNotFound)
+	}
+	return err
+}
+
+// OrphansLeft lists what may still run although nobody keeps its lease.
+func (db *DB) OrphansLeft(ctx context.Context) ([]job.Orphan, error) {
+	return db.Orphans(ctx, OrphanFilter{States: []job.OrphanState{job.OrphanCreating, job.OrphanLive, job.OrphanReaping, job.OrphanUnreachable}})
 }
 
 // OrphanFilter narrows Orphans. Zero values do not.

@@ -22,6 +22,16 @@ const lapsed = `
 	LIMIT @most
 	FOR UPDATE SKIP LOCKED`
 
+const overdue = `
+	SELECT coalesce(max(now() - lease_until), interval '0') FROM turnpike.queue
+	WHERE dispatched_at IS NOT NULL AND state = 'running' AND lease_until < now()`
+
+// Lapsed is how long the oldest lapsed lease is over that nobody has reaped yet; zero
+// when none is.
+func (db *DB) Lapsed(ctx context.Context) (time.Duration, error) {
+	return one(ctx, db, "look at the leases", stmt{overdue, nil}, pgx.RowTo[time.Duration])
+}
+
 // Reap closes up to limit attempts whose lease lapsed, with what their beats told,
 // and decides what follows. When the database was away, or this program was, leases
 // lapsed because nobody could renew them: it is the caller who waits a full lease

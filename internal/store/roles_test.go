@@ -191,7 +191,6 @@ func TestRoles(t *testing.T) {
 				return works.RecordOrphan(ctx, job.Orphan{Job: claimed[0].Job, Attempt: 1, Kind: "process", Worker: worker, State: job.OrphanLive})
 			}},
 			{"orphans", func() error { _, err := works.Orphans(ctx, store.OrphanFilter{}); return err }},
-			{"gone", func() error { return works.OrphanGone(ctx, claimed[0].Job, 1, worker, "") }},
 			{"settle", func() (err error) {
 				cost := job.USD(1)
 				settled, err = works.Settle(ctx, []job.Report{ended(claimed[0], job.EndLimited, started, func(r *job.Report) {

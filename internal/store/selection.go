@@ -90,6 +90,29 @@ const expire = `
 	` + letOut + `
 	SELECT count(*) FROM gone`
 
+// Machines that cannot make a job ready for so long will not.
+const giveUp = `
+	WITH d AS MATERIALIZED (
+		SELECT job_id, tenant, concurrency_key, parked FROM turnpike.queue
+		WHERE unready_since <= now() - @unready::interval AND state <> 'running'
+		ORDER BY unready_since
+		LIMIT @most
+		FOR UPDATE SKIP LOCKED
+	),
+	gone AS (
+		DELETE FROM turnpike.queue q USING d WHERE q.job_id = d.job_id AND q.state <> 'running'
+		RETURNING q.job_id
+	),
+	ended AS (
+		INSERT INTO turnpike.finished (job_id, state, reason, note, by)
+		SELECT job_id, 'failed', 'unready', format('no worker could make it ready in %s', @unready::interval), 'dispatcher' FROM gone
+	),
+	freed AS (
+		SELECT tenant, concurrency_key FROM d WHERE parked IS DISTINCT FROM 'key'
+	),
+	` + letOut + `
+	SELECT count(*) FROM gone`
+
 const nextDue = `
 	SELECT least(
 		(SELECT min(wake_at) FROM turnpike.queue WHERE wake_at < 'infinity'),
@@ -149,13 +172,15 @@ const moved = `moved AS (
 		FROM m
 	)`
 
-// Promote queues what became due, up to limit, fails what is past its deadline, and has
-// jobs with fallbacks leave paused lanes.
+// Promote queues what became due, up to limit, fails what is past its deadline or was
+// unready for too long, and has jobs with fallbacks leave paused lanes.
 // It returns how many jobs it moved, and when the next one is due: zero when none
 // is, and not after now when limit cut it short. It returns job.ErrNotLeader.
 func (db *DB) Promote(ctx context.Context, epoch int64, limit int) (n int, next time.Time, err error) {
-	for _, move := range []string{due, expire, vacate} {
-		moved, err := together(ctx, db, "promote", pgx.RowTo[int], holding(epoch), stmt{move, args{"most": limit}})
+	for _, move := range []stmt{
+		{due, args{"most": limit}}, {expire, args{"most": limit}}, {giveUp, args{"most": limit, "unready": db.unready}}, {vacate, args{"most": limit}},
+	} {
+		moved, err := together(ctx, db, "promote", pgx.RowTo[int], holding(epoch), move)
 		if err != nil {
 			return n, time.Time{}, err
 		}
@@ -171,7 +196,7 @@ func (db *DB) Promote(ctx context.Context, epoch int64, limit int) (n int, next 
 // Each tenant's first ready jobs, by skipping along the ready index (the order by both
 // its columns leaves the planner no other); then those of the
 // tenants that have least of the lane's live jobs, so that no backlog keeps another
-// waiting. What is paused or behind a taken key is parked outside the index. A key is
+// waiting. What is paused, behind a taken key or under a spent budget is parked outside the index. A key is
 // taken while a live row has it: that row is locked first, so that whoever closes it
 // sees what was parked behind it; who is closing it at this moment cannot be locked,
 // and the job stays for the next time. Of several with a free key the first goes.
@@ -210,12 +235,17 @@ const choose = `
 		SELECT q.job_id, q.rank, q.tenant, q.concurrency_key, h.turn, ` + placed + `,
 			greatest(b.until, (SELECT max(p.until) FROM turnpike.pauses p WHERE p.until > now()
 				AND ((p.scope = 'tenant' AND p.name = q.tenant) OR (p.scope = 'account' AND p.name = q.credential AND q.chain IS NULL)))) AS paused_until,
-			coalesce(q.deadline <= now(), false) AS expired
+			coalesce(q.deadline <= now(), false) AS expired,
+			CASE WHEN EXISTS (SELECT FROM turnpike.budgets) THEN turnpike.budgets_of(q.job_id, q.profile) END AS budgets
 		FROM (SELECT job_id, turn FROM heads ORDER BY turn, ready, job_id LIMIT @window) h
 		CROSS JOIN LATERAL (
 			SELECT * FROM turnpike.queue q WHERE q.job_id = h.job_id AND q.ready IS NOT NULL
 			FOR NO KEY UPDATE SKIP LOCKED) q
 		LEFT JOIN LATERAL ` + best + ` b ON q.chain IS NOT NULL
+	),
+	-- Only what these jobs are under is summed up: nothing, mostly.
+	spent AS MATERIALIZED (
+		SELECT * FROM turnpike.v_budgets WHERE id IN (SELECT unnest(budgets) FROM p) AND state = 'spent'
 	),
 	taken AS MATERIALIZED (
 		SELECT l.job_id, l.tenant, l.concurrency_key FROM turnpike.queue l
@@ -229,17 +259,20 @@ const choose = `
 		FOR KEY SHARE SKIP LOCKED
 	),
 	verdict AS (
-		SELECT p.*, CASE
+		SELECT p.*, over.until AS spent_until, over.id AS spent, CASE
 			WHEN p.expired THEN 'stay'
 			WHEN p.paused_until IS NOT NULL THEN 'pause'
 			WHEN p.to_profile <> p.profile THEN 'move'
+			WHEN over.id IS NOT NULL THEN 'budget'
 			WHEN p.concurrency_key IS NULL THEN 'go'
 			WHEN held.tenant IS NOT NULL THEN 'key'
 			WHEN taken.tenant IS NOT NULL THEN 'stay'
 			WHEN row_number() OVER (PARTITION BY p.tenant, p.concurrency_key, p.expired,
-				coalesce(p.to_profile <> p.profile, false), p.paused_until IS NOT NULL ORDER BY p.rank, p.job_id) = 1 THEN 'go'
+				coalesce(p.to_profile <> p.profile, false), p.paused_until IS NOT NULL, over.id IS NOT NULL ORDER BY p.rank, p.job_id) = 1 THEN 'go'
 			ELSE 'behind' END AS what
 		FROM p
+		LEFT JOIN LATERAL (
+			SELECT id, until FROM spent WHERE p.budgets IS NOT NULL AND id = ANY (p.budgets) ORDER BY until DESC LIMIT 1) over ON true
 		LEFT JOIN taken ON taken.tenant = p.tenant AND taken.concurrency_key = p.concurrency_key
 		LEFT JOIN held ON held.tenant = p.tenant AND held.concurrency_key = p.concurrency_key
 	),
@@ -247,7 +280,7 @@ const choose = `
 		SELECT v.*, row_number() OVER (PARTITION BY v.what ORDER BY v.turn, v.rank, v.job_id) AS place FROM verdict v
 	),
 	g AS MATERIALIZED (
-		SELECT job_id, tenant, concurrency_key, turn, rank, paused_until, CASE
+		SELECT job_id, tenant, concurrency_key, turn, rank, budgets, spent, coalesce(paused_until, spent_until) AS held_until, CASE
 			WHEN what = 'go' AND place > @most THEN 'stay'
 			WHEN what = 'behind' THEN CASE WHEN EXISTS (
 				SELECT FROM placed f WHERE f.what = 'go' AND f.place <= @most AND f.tenant = placed.tenant AND f.concurrency_key = placed.concurrency_key)
@@ -260,18 +293,26 @@ const choose = `
 			state = CASE g.what WHEN 'go' THEN 'dispatched'::turnpike.job_state ELSE q.state END,
 			dispatched_at = CASE g.what WHEN 'go' THEN now() END,
 			dispatch_no = q.dispatch_no + (g.what = 'go')::integer,
-			parked = CASE WHEN g.what IN ('pause', 'key') THEN g.what END,
-			wake_at = CASE g.what WHEN 'pause' THEN g.paused_until END
+			budgets = g.budgets,
+			parked = CASE WHEN g.what IN ('pause', 'budget', 'key') THEN g.what END,
+			wake_at = CASE WHEN g.what IN ('pause', 'budget') THEN g.held_until END
 		FROM g
 		WHERE q.job_id = g.job_id AND g.what NOT IN ('stay', 'move') AND q.state = 'queued' AND q.ready IS NOT NULL
-		RETURNING q.job_id, q.dispatch_no, q.tenant, g.what, g.turn, g.rank
+		RETURNING q.job_id, q.dispatch_no, q.tenant, g.what, g.turn, g.rank, g.spent
+	),
+	told AS (
+		INSERT INTO turnpike.events (job_id, what, note)
+		SELECT u.job_id, 'parked', format('the budget of %s %s per %s is spent: %s of %s USD; until %s',
+			s.scope, s.name, s.period, s.spent_usd + s.running_usd, s.limit_usd,
+			CASE WHEN isfinite(s.until) THEN to_char(s.until AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') ELSE 'it is raised' END)
+		FROM u JOIN spent s ON s.id = u.spent WHERE u.what = 'budget'
 	),
 	m AS (
 		SELECT p.* FROM p JOIN g ON g.job_id = p.job_id WHERE g.what = 'move'
 	),
 	` + moved + `,
 	freed AS (
-		SELECT tenant, concurrency_key FROM g WHERE what = 'pause'
+		SELECT tenant, concurrency_key FROM g WHERE what IN ('pause', 'budget')
 	),
 	` + letOut + `
 	SELECT job_id::text, dispatch_no, tenant, what = 'go' FROM (
@@ -378,12 +419,14 @@ func (db *DB) Unpublished(ctx context.Context, epoch int64, limit int) ([]job.Se
 	return together(ctx, db, "list the unpublished", toSelected, holding(epoch), stmt{unpublished, args{"most": limit}})
 }
 
-// What was paused since goes back to the queue instead: its claims are refused.
+// What was paused since, or whose budget was spent, goes back to the queue instead: its
+// claims are refused.
 const redispatch = `
 	WITH l AS MATERIALIZED (
 		SELECT q.job_id, q.tenant, q.concurrency_key, EXISTS (
 			SELECT FROM turnpike.pauses p WHERE p.until > now()
-			AND p.name = CASE p.scope WHEN 'lane' THEN q.lane WHEN 'tenant' THEN q.tenant ELSE q.credential END) AS paused
+			AND p.name = CASE p.scope WHEN 'lane' THEN q.lane WHEN 'tenant' THEN q.tenant ELSE q.credential END)
+			OR q.budgets IS NOT NULL AND EXISTS (SELECT FROM turnpike.v_budgets b WHERE b.id = ANY (q.budgets) AND b.state = 'spent') AS paused
 		FROM turnpike.queue q
 		WHERE q.dispatched_at IS NOT NULL AND q.lane = @lane AND q.state = 'dispatched'
 			AND CASE WHEN @all THEN q.published_at IS NOT NULL ELSE coalesce(q.published_at, q.dispatched_at) < now() - @older::interval END

@@ -43,7 +43,7 @@ const closing = `
 		SELECT r.*, CASE WHEN elsewhere THEN 'queued' ELSE v.next END AS next, elsewhere, q.chain IS NOT NULL AS chained,
 			v.reason AS verdict, v.spent, v.returned, v.resume, v.next IN ('succeeded', 'failed', 'cancelled') AS over,
 			q.lease_no, q.dispatch_no, q.profile, q.lane, q.tenant, q.agent AS queued_agent, q.account, q.credential, q.concurrency_key,
-			q.worker AS holder, q.run_at, q.dispatched_at, q.claimed_at,
+			q.worker AS holder, q.run_at, q.dispatched_at, q.claimed_at, q.budgets,
 			coalesce(q.started_at, r.started_at, CASE WHEN r.started THEN q.claimed_at END) AS began,
 			coalesce(nullif(r.conversation, ''), q.conversation, '') AS conversed,
 			greatest(r.num_turns, q.turns) AS turned, greatest(r.tool_calls, q.tool_calls) AS called,
@@ -62,13 +62,13 @@ const closing = `
 		INSERT INTO turnpike.attempts (job_id, attempt, lease_no, token, dispatch_no, profile, lane, tenant, agent, account, worker, host,
 			run_at, dispatched_at, claimed_at, started_at, ended_at, ending, reason, next, verdict, agent_version, model, conversation,
 			resumable, duration_ms, exit_code, signal, is_error, error_subtype, timed_out, cost_capped, num_turns, tool_calls, cost_usd,
-			cost_partial, rate_limit, versions, added, session_dir, result_text, result, reaped, patch)
+			cost_partial, rate_limit, versions, added, session_dir, result_text, result, reaped, patch, budgets)
 		SELECT job_id, attempt, lease_no, token, dispatch_no, profile, lane, tenant, coalesce(nullif(agent, ''), queued_agent), account, holder,
 			coalesce(host, ''), run_at, dispatched_at, claimed_at, began, ended_at, ending, coalesce(reason, ''), next, verdict,
 			coalesce(agent_version, ''), coalesce(model, ''), conversed, coalesce(resumable, false), coalesce(duration_ms, 0),
 			exit_code, signal, coalesce(is_error, false), coalesce(error_subtype, ''), coalesce(timed_out, false),
 			coalesce(cost_capped, false), coalesce(turned, 0), coalesce(called, 0), cost, partly AND cost IS NOT NULL, rate_limit, versions,
-			added, coalesce(session_dir, ''), coalesce(result_text, ''), result, @reaped::boolean, patch
+			added, coalesce(session_dir, ''), coalesce(result_text, ''), result, @reaped::boolean, patch, budgets
 		FROM c
 	),
 	priced AS (
@@ -76,6 +76,12 @@ const closing = `
 		SELECT c.job_id, c.attempt, ` + usage + `
 		WHERE json_typeof(c.usage) = 'array'
 		GROUP BY c.job_id, c.attempt, u.model
+	),
+	spent AS (
+		` + spend + `
+		SELECT b.id, turnpike.bucket(now(), b.bucket_s), sum(turnpike.counts_for(c.cost, c.partly, ` + byModels + `))
+		FROM c JOIN turnpike.budgets b ON b.id = ANY (c.budgets)
+		` + spendConflict + `
 	),
 	reported AS (
 		INSERT INTO turnpike.outcomes (job_id, attempt, status, note, work_key, work_tags)
@@ -106,6 +112,7 @@ const closing = `
 				SELECT array_agg(CASE i WHEN q.profile + 1 THEN c.again_at ELSE q.busy[i] END ORDER BY i)
 				FROM generate_series(1, greatest(q.profile + 1, array_length(q.busy, 1))) i) ELSE q.busy END,
 			crashes = q.crashes + (c.ending = 'lost')::integer,
+			unready_since = CASE c.ending WHEN 'unready' THEN coalesce(q.unready_since, now()) END,
 			resume = CASE WHEN c.resume THEN nullif(c.conversed, '') ELSE q.resume END,
 			dispatched_at = NULL, published_at = NULL, token = NULL, worker = NULL, claimed_at = NULL, lease_until = NULL, started_at = NULL,
 			conversation = NULL, turns = 0, tool_calls = 0, cost_usd = NULL, orphan = NULL, cancel_at = NULL, cancel_by = NULL, cancel_why = NULL
@@ -165,6 +172,19 @@ const usage = `
 		FROM c CROSS JOIN LATERAL json_to_recordset(c.usage) AS u(model text, input_tokens bigint, output_tokens bigint,
 			cache_read_tokens bigint, cache_write_tokens bigint, cost_usd numeric, estimated_usd numeric)`
 
+// spend adds what attempts count for to the buckets of their budgets, which are locked
+// in one order by everyone.
+const (
+	spend         = `INSERT INTO turnpike.spend AS s (budget, bucket, usd)`
+	spendConflict = `GROUP BY 1, 2
+		ORDER BY 1, 2
+		ON CONFLICT (budget, bucket) DO UPDATE SET usd = least(s.usd + excluded.usd, 99999999)`
+
+	byModels = `(
+			SELECT sum(CASE WHEN u.cost_usd >= 0 THEN u.cost_usd WHEN u.estimated_usd >= 0 THEN u.estimated_usd END)
+			FROM json_to_recordset(CASE json_typeof(c.usage) WHEN 'array' THEN c.usage END) AS u(cost_usd numeric, estimated_usd numeric))`
+)
+
 // letOut is the common table expression that lets out the first job parked behind
 // each key of freed. Who comes second may find it locked and let out the next:
 // selection parks that one again.
@@ -206,7 +226,18 @@ const late = `
 		RETURNING a.job_id, a.attempt
 	),
 	c AS MATERIALIZED (
-		SELECT r.* FROM r JOIN f ON f.job_id = r.job_id AND f.attempt = r.attempt
+		SELECT r.*, a.budgets, a.cost_usd AS counted, CASE WHEN r.cost_usd >= 0 THEN least(r.cost_usd, 99999999) ELSE a.cost_usd END AS cost,
+			r.cost_usd IS NULL OR r.cost_usd < 0 AS partly
+		FROM r JOIN f ON f.job_id = r.job_id AND f.attempt = r.attempt
+		JOIN turnpike.attempts a ON a.job_id = r.job_id AND a.attempt = r.attempt -- as the reaper wrote it
+	),
+	-- What the reaper did not know counts from now on.
+	spent AS (
+		` + spend + `
+		SELECT b.id, turnpike.bucket(now(), b.bucket_s),
+			sum(greatest(turnpike.counts_for(c.cost, c.partly, ` + byModels + `) - coalesce(c.counted, 0), 0))
+		FROM c JOIN turnpike.budgets b ON b.id = ANY (c.budgets)
+		` + spendConflict + `
 	),
 	priced AS (
 		INSERT INTO turnpike.costs (job_id, attempt, model, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost_usd, estimated_usd)

@@ -23,6 +23,9 @@ type Config struct {
 	App         string        // application_name, for whoever looks at pg_stat_activity
 	CallTimeout time.Duration // every call's deadline; default 10s
 	LeaseLength time.Duration // default 60s
+	// Unready is how long a job may find nothing but workers that cannot make it ready
+	// before it fails; default 24h.
+	Unready time.Duration
 }
 
 // DB is the store. It is safe for concurrent use.
@@ -30,6 +33,7 @@ type DB struct {
 	pool    *pgxpool.Pool
 	timeout time.Duration
 	lease   time.Duration
+	unready time.Duration
 }
 
 // Open prepares a pool of connections; it does not connect, so that a program may
@@ -43,12 +47,15 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 	if cfg.MaxConns > 0 {
 		pc.MaxConns = int32(min(cfg.MaxConns, 1000))
 	}
-	db := &DB{timeout: 10 * time.Second, lease: 60 * time.Second}
+	db := &DB{timeout: 10 * time.Second, lease: 60 * time.Second, unready: 24 * time.Hour}
 	if cfg.CallTimeout > 0 {
 		db.timeout = cfg.CallTimeout
 	}
 	if cfg.LeaseLength > 0 {
 		db.lease = cfg.LeaseLength
+	}
+	if cfg.Unready > 0 {
+		db.unready = cfg.Unready
 	}
 	dialect(pc.ConnConfig)
 	if cfg.App != "" {

@@ -27,14 +27,20 @@ const disagree = `
 	ORDER BY pool`
 
 const register = `
-	INSERT INTO turnpike.workers AS w (id, host, version, ceiling, state_dir, draining, lanes)
-	VALUES (@id, @host, @version, @ceiling, @dir, @draining, @lanes)
+	INSERT INTO turnpike.workers AS w (id, host, version, ceiling, state_dir, draining, lanes, lease, inert)
+	VALUES (@id, @host, @version, @ceiling, @dir, @draining, @lanes, @lease::interval, coalesce(@inert::text[], '{}'))
 	ON CONFLICT (id) DO UPDATE SET host = excluded.host, version = excluded.version, ceiling = excluded.ceiling,
-		state_dir = excluded.state_dir, draining = excluded.draining, lanes = excluded.lanes, seen_at = now()`
+		state_dir = excluded.state_dir, draining = excluded.draining, lanes = excluded.lanes, lease = excluded.lease,
+		inert = excluded.inert, seen_at = now()`
 
-func registration(w job.WorkerInfo, lanes string) stmt {
+// A leader of the release before tells none.
+const otherLease = `
+	SELECT format('its dispatcher has leases of %s and this worker of %s', lease, @lease::interval)
+	FROM turnpike.leader WHERE until > now() AND lease <> @lease::interval`
+
+func (db *DB) registration(w job.WorkerInfo, lanes string) stmt {
 	return stmt{register, args{"id": w.ID, "host": w.Host, "version": w.Version, "ceiling": w.Ceiling, "dir": w.StateDir,
-		"draining": w.Draining, "lanes": lanes}}
+		"draining": w.Draining, "lanes": lanes, "lease": db.lease, "inert": w.Inert}}
 }
 
 type laneSlots struct {
@@ -65,7 +71,8 @@ func encodeLanes(lanes []job.LaneSlots) (all, pools string, err error) {
 
 // Register makes a worker known. It returns job.ErrCeiling when another worker seen
 // lately serves one of its pools under another ceiling: a pool's workers are alike.
-// The ceiling of a pool changes once all its workers are gone or draining.
+// The ceiling of a pool changes once all its workers are gone or draining. It returns
+// job.ErrLeaseLength when the dispatcher that leads has leases of another length.
 func (db *DB) Register(ctx context.Context, w job.WorkerInfo) error {
 	lanes, pools, err := encodeLanes(w.Lanes)
 	if err != nil {
@@ -86,7 +93,17 @@ func (db *DB) Register(ctx context.Context, w job.WorkerInfo) error {
 		if len(other) > 0 {
 			return fmt.Errorf("pool %s: %w", other[0], job.ErrCeiling)
 		}
-		known := registration(w, lanes)
+		if rows, err = tx.Query(ctx, otherLease, args{"lease": db.lease}); err != nil {
+			return err
+		}
+		differs, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			return err
+		}
+		if len(differs) > 0 {
+			return fmt.Errorf("%w: %s", job.ErrLeaseLength, differs[0])
+		}
+		known := db.registration(w, lanes)
 		_, err = tx.Exec(ctx, known.sql, known.args)
 		return err
 	})
@@ -101,7 +118,7 @@ func (db *DB) Seen(ctx context.Context, w job.WorkerInfo) error {
 		return fmt.Errorf("worker's heartbeat: %w", err)
 	}
 	other, err := together(ctx, db, "worker's heartbeat", pgx.RowTo[string],
-		registration(w, lanes), stmt{disagree, args{"pools": pools, "ceiling": w.Ceiling}})
+		db.registration(w, lanes), stmt{disagree, args{"pools": pools, "ceiling": w.Ceiling}})
 	if err == nil && len(other) > 0 {
 		err = fmt.Errorf("worker's heartbeat: pool %s: %w", other[0], job.ErrCeiling)
 	}

@@ -90,7 +90,7 @@ func TestOrphans(t *testing.T) {
 			t.Errorf("%s: %+v", what, got)
 		}
 	}
-	if err := d.OrphanGone(t.Context(), c.Job, 1, "me", "killed"); err != nil {
+	if err := d.CloseOrphan(t.Context(), job.Orphan{Job: c.Job, Attempt: 1, Kind: "process"}, "me", "killed"); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.RecordOrphan(t.Context(), o); err != nil { // what is gone stays gone

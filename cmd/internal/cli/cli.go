@@ -65,6 +65,7 @@ var exits = []struct {
 	{job.ErrConflict, ExitRefused},
 	{job.ErrDenied, ExitRefused},
 	{job.ErrCeiling, ExitRefused},
+	{job.ErrLeaseLength, ExitRefused},
 	{job.ErrQueueFull, ExitRefused},
 	{agent.ErrUnready, ExitUnavailable},
 	{job.ErrUnavailable, ExitUnavailable},
