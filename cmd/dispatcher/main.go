@@ -32,11 +32,11 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 refused, 5 unavailable.`,
 		&cobra.Group{ID: "running", Title: "Running it:"},
 	)
 	for _, c := range []*cobra.Command{enqueueCommand(), getCommand(), listCommand(), logsCommand(), cancelCommand(), retryCommand(), reportCommand(),
-		pauseCommand(), resumeCommand(), pausesCommand(), limitCommand()} {
+		pauseCommand(), resumeCommand(), pausesCommand(), limitCommand(), budgetCommand()} {
 		c.GroupID = "jobs"
 		cmd.AddCommand(c)
 	}
-	for _, c := range []*cobra.Command{devCommand(), serveCommand(), migrateCommand(), cli.HealthCommand(defaultServer, "Ask the dispatcher on this machine whether it is ready")} {
+	for _, c := range []*cobra.Command{devCommand(), serveCommand(), migrateCommand(), doctorCommand(), orphansCommand(), cli.HealthCommand(defaultServer, "Ask the dispatcher on this machine whether it is ready")} {
 		c.GroupID = "running"
 		cmd.AddCommand(c)
 	}

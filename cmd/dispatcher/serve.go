@@ -56,6 +56,12 @@ loopback address is taken.`,
 		},
 	}
 	serveFlags(cmd)
+	reachFlags(cmd)
+	return cmd
+}
+
+// reachFlags adds how an installation is reached that dev does not run itself.
+func reachFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.String("database-url-file", "", "file with the database's URL")
 	f.String("nats-user", "", "NATS user")
@@ -63,7 +69,6 @@ loopback address is taken.`,
 	f.String("nats-creds-file", "", "NATS credentials file, instead of user and password")
 	f.String("nats-ca-file", "", "PEM file that vouches for the NATS server")
 	f.Int("nats-replicas", 1, "replicas of every stream")
-	return cmd
 }
 
 // serveFlags adds what serve and dev have in common.
@@ -75,6 +80,7 @@ func serveFlags(cmd *cobra.Command) {
 	f.Duration("lease", time.Minute, "length of a lease; the workers' must be the same")
 	f.Duration("poll", 250*time.Millisecond, "how often to look for jobs when no wake-up comes")
 	f.Duration("ack-wait", queue.DefaultAckWait, "how long a message may be in a worker's hand unanswered")
+	f.Duration("unready-for", 24*time.Hour, "how long a job may find only workers that cannot make it ready before it fails")
 	f.Duration("keep-history", 90*24*time.Hour, "how long finished jobs are kept; 0 is for ever")
 	f.Duration("keep-transcripts", 7*24*time.Hour, "how long streamed transcripts are kept")
 	f.Int64("keep-transcripts-mib", 1<<10, "how much streamed transcripts may take, in MiB")
@@ -95,6 +101,7 @@ type settings struct {
 	database    string
 	nats        queue.Config
 	lease       time.Duration
+	unready     time.Duration
 	poll        time.Duration
 	ackWait     time.Duration
 	history     time.Duration
@@ -113,13 +120,21 @@ type kept struct {
 
 // settingsOf reads what serveFlags and serve's own flags say, and checks it.
 func settingsOf(s *cli.Settings) (cfg settings, err error) {
-	cfg = commonSettings(s)
-	if cfg.tokens, err = readTokens(s.String("tokens-file")); err != nil {
+	tokens, err := readTokens(s.String("tokens-file"))
+	if err != nil {
 		return cfg, err
 	}
-	if err := api.CheckListen(cfg.listen, cfg.tokens); err != nil {
+	if err := api.CheckListen(s.String("listen"), tokens); err != nil {
 		return cfg, cli.Usagef("%w", err)
 	}
+	cfg, err = reachOf(s)
+	cfg.tokens = tokens
+	return cfg, err
+}
+
+// reachOf reads how the database and NATS are reached, and what they should be like.
+func reachOf(s *cli.Settings) (cfg settings, err error) {
+	cfg = commonSettings(s)
 	if cfg.database, err = s.Secret("database-url"); err != nil {
 		return cfg, err
 	}
@@ -140,7 +155,7 @@ func settingsOf(s *cli.Settings) (cfg settings, err error) {
 
 func commonSettings(s *cli.Settings) settings {
 	cfg := settings{
-		listen: s.String("listen"), lease: s.Duration("lease"), poll: s.Duration("poll"),
+		listen: s.String("listen"), lease: s.Duration("lease"), unready: s.Duration("unready-for"), poll: s.Duration("poll"),
 		ackWait: s.Duration("ack-wait"), history: s.Duration("keep-history"), replicas: 1,
 	}
 	of := func(what string) kept {
@@ -188,7 +203,7 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 		return fmt.Errorf("this machine's name: %w", err)
 	}
 	holder := fmt.Sprintf("%s-%d-%s", host, os.Getpid(), strings.ToLower(rand.Text()[:6]))
-	db, err := store.Open(ctx, store.Config{DSN: cfg.database, App: "dispatcher " + holder, LeaseLength: cfg.lease})
+	db, err := store.Open(ctx, store.Config{DSN: cfg.database, App: "dispatcher " + holder, LeaseLength: cfg.lease, Unready: cfg.unready})
 	if err != nil {
 		return err
 	}
@@ -211,12 +226,9 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 	d := &dispatcher.Dispatcher{
 		Store:     db,
 		Publisher: nc,
-		Streams: &queue.Admin{Conn: nc, Replicas: cfg.replicas, AckWait: cfg.ackWait,
-			TranscriptAge: cfg.transcripts.age, TranscriptBytes: cfg.transcripts.bytes,
-			BundleAge: cfg.conversations.age, BundleBytes: cfg.conversations.bytes,
-			PatchAge: cfg.patches.age, PatchBytes: cfg.patches.bytes},
-		Reports: nc,
-		Wakes:   nc,
+		Streams:   adminOf(cfg, nc),
+		Reports:   nc,
+		Wakes:     nc,
 		Sweep: func(ctx context.Context, epoch int64) error {
 			swept, err := db.Sweep(ctx, epoch, retention(cfg.history))
 			if swept != (store.Swept{}) {
@@ -249,7 +261,7 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 		return cli.Usagef("listen: %w", err)
 	}
 	log.Info("settings", "version", buildinfo.String(), "listen", l.Addr().String(), "tokens", len(cfg.tokens),
-		"lease", cfg.lease.String(), "poll", cfg.poll.String(), "ack_wait", cfg.ackWait.String(), "keep_history", cfg.history.String())
+		"lease", cfg.lease.String(), "unready_for", cfg.unready.String(), "poll", cfg.poll.String(), "ack_wait", cfg.ackWait.String(), "keep_history", cfg.history.String())
 
 	// The API stops first: what it accepted meanwhile is in Postgres already.
 	var all sync.WaitGroup

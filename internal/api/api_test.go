@@ -118,6 +118,36 @@ func (b *backend) SetLimit(_ context.Context, tenant string, most int, by string
 	return b.fail
 }
 
+func (b *backend) SetBudget(_ context.Context, x job.Budget, by, why string) error {
+	if err := x.Check(); err != nil {
+		return err
+	}
+	b.ordered = append(b.ordered, fmt.Sprint("budget ", x.BudgetKey, " ", x.LimitUSD, " ", x.WarnUSD, " ", by, " ", why))
+	return b.fail
+}
+
+func (b *backend) RemoveBudget(_ context.Context, k job.BudgetKey, by, why string) error {
+	if k.Name == "nobody" {
+		return job.ErrNotFound
+	}
+	b.ordered = append(b.ordered, fmt.Sprint("remove ", k, " ", by, " ", why))
+	return b.fail
+}
+
+func (b *backend) Budgets(context.Context) ([]job.Budget, error) {
+	return []job.Budget{{BudgetKey: job.BudgetKey{Scope: job.BudgetTenant, Name: "acme", Per: job.Duration(24 * time.Hour)},
+		LimitUSD: 5_000_000, SpentUSD: 1_250_000, LeftUSD: 3_750_000, State: job.BudgetOK, By: "anna"}}, b.fail
+}
+
+func (b *backend) OrphansLeft(context.Context) ([]job.Orphan, error) {
+	return []job.Orphan{{Job: another, Attempt: 1, Kind: "process", Worker: "w", State: job.OrphanLive}}, b.fail
+}
+
+func (b *backend) CloseOrphan(_ context.Context, o job.Orphan, by, why string) error {
+	b.ordered = append(b.ordered, fmt.Sprint("gone ", o.Job, " ", o.Attempt, " ", o.Kind, " ", by, " ", why))
+	return b.fail
+}
+
 func (b *backend) Retry(context.Context, job.ID, string) (job.Accepted, error) {
 	return job.Accepted{ID: another, State: job.Queued}, b.fail
 }

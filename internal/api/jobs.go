@@ -39,6 +39,11 @@ type Control interface {
 	Lift(ctx context.Context, scope job.Scope, name, by, why string) error
 	Pauses(ctx context.Context) ([]job.Pause, error)
 	SetLimit(ctx context.Context, tenant string, most int, by string) error
+	SetBudget(ctx context.Context, b job.Budget, by, why string) error
+	RemoveBudget(ctx context.Context, k job.BudgetKey, by, why string) error
+	Budgets(ctx context.Context) ([]job.Budget, error)
+	OrphansLeft(ctx context.Context) ([]job.Orphan, error)
+	CloseOrphan(ctx context.Context, o job.Orphan, by, why string) error
 }
 
 // Bearer is part of every operation's input. It is exported, as JobInput is, because
@@ -142,6 +147,7 @@ func (s *Server) registerJobs(api huma.API) {
 		Summary: "Costs and outcomes", Errors: []int{401, 403, 422, 503},
 	}, s.report)
 	s.registerHolds(api)
+	s.registerBudgets(api)
 	describeEnqueue(api.OpenAPI())
 }
 

@@ -23,6 +23,16 @@ type Commands interface {
 	Pauses(ctx context.Context) ([]job.Pause, error)
 	// SetLimit bounds a tenant's unfinished jobs; a negative number lifts the bound.
 	SetLimit(ctx context.Context, tenant string, most int, by string) error
+	// SetBudget bounds what jobs may cost together; RemoveBudget returns
+	// job.ErrNotFound for one that is not there.
+	SetBudget(ctx context.Context, b job.Budget, by, why string) error
+	RemoveBudget(ctx context.Context, k job.BudgetKey, by, why string) error
+	Budgets(ctx context.Context) ([]job.Budget, error)
+	// OrphansLeft lists what may still run although nobody keeps its lease.
+	OrphansLeft(ctx context.Context) ([]job.Orphan, error)
+	// CloseOrphan records by hand that something is gone; job.ErrNotFound when nothing
+	// like it is left.
+	CloseOrphan(ctx context.Context, o job.Orphan, by, why string) error
 }
 
 // CancelPusher tells workers of a cancel sooner than their next beat would.
@@ -92,4 +102,35 @@ func (c *Control) SetLimit(ctx context.Context, tenant string, most int, by stri
 		return fmt.Errorf("limit tenant %s: %w", tenant, err)
 	}
 	return nil
+}
+
+// SetBudget bounds what jobs may cost together, and lets out what was parked.
+func (c *Control) SetBudget(ctx context.Context, b job.Budget, by, why string) error {
+	if err := c.Jobs.SetBudget(ctx, b, by, why); err != nil {
+		return err
+	}
+	wake(c.Waker, c.Bell, c.Log)
+	return nil
+}
+
+// RemoveBudget lifts a budget, and lets out what was parked.
+func (c *Control) RemoveBudget(ctx context.Context, k job.BudgetKey, by, why string) error {
+	if err := c.Jobs.RemoveBudget(ctx, k, by, why); err != nil {
+		return err
+	}
+	wake(c.Waker, c.Bell, c.Log)
+	return nil
+}
+
+// Budgets lists every budget as it stands.
+func (c *Control) Budgets(ctx context.Context) ([]job.Budget, error) { return c.Jobs.Budgets(ctx) }
+
+// OrphansLeft lists what may still run although nobody keeps its lease.
+func (c *Control) OrphansLeft(ctx context.Context) ([]job.Orphan, error) {
+	return c.Jobs.OrphansLeft(ctx)
+}
+
+// CloseOrphan records by hand that something is gone.
+func (c *Control) CloseOrphan(ctx context.Context, o job.Orphan, by, why string) error {
+	return c.Jobs.CloseOrphan(ctx, o, by, why)
 }

@@ -14,6 +14,7 @@ type Store interface {
 	Dispatched
 	Lapsed
 	Settler
+	Watched
 }
 
 // WakeListener hears wake-ups from other processes.
@@ -69,13 +70,14 @@ func (d *Dispatcher) lead(ctx context.Context, epoch int64) {
 	selection := &Selection{Jobs: d.Store, Relay: relay, Bell: d.Bell, Poll: d.Poll, Floor: d.Floor, Health: d.Health, Metrics: d.Metrics, Log: d.Log}
 	reaper := &Reaper{Attempts: d.Store, Lease: d.Lease, Bell: d.Bell, Health: d.Health, Metrics: d.Metrics, Log: d.Log}
 	janitor := &Janitor{Sweep: d.Sweep, Every: d.SweepEvery, Health: d.Health}
+	watch := &Watch{Jobs: d.Store, Bell: d.Bell, Health: d.Health, Metrics: d.Metrics, Log: d.Log}
 	var all sync.WaitGroup
-	for _, run := range []func(context.Context, int64){relay.Run, selection.Run, reaper.Run, janitor.Run} {
+	for _, run := range []func(context.Context, int64){relay.Run, selection.Run, reaper.Run, janitor.Run, watch.Run} {
 		all.Go(func() { run(ctx, epoch) })
 	}
 	all.Wait()
 	d.Metrics.leader(false)
-	d.Health.forget("relay", "selection", "reaper", "janitor")
+	d.Health.forget("relay", "selection", "reaper", "janitor", "watch")
 	d.Log.Info("leading no more", "epoch", epoch, "cause", context.Cause(ctx))
 }
 

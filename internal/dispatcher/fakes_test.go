@@ -36,6 +36,9 @@ type store struct {
 	jobs       map[job.ID]*row
 	load       job.LaneLoad
 	down       error // what every call answers during an outage
+	crossings  []job.Crossing
+	budgets    []job.Budget
+	oldest     time.Duration // lapsed lease
 	holder     string
 	until      time.Time
 	epoch      int64
@@ -132,6 +135,27 @@ func (s *store) Promote(_ context.Context, epoch int64, _ int) (int, time.Time, 
 	defer s.mu.Unlock()
 	s.promotions++
 	return 0, time.Time{}, s.allowed(epoch)
+}
+
+// Crossings gives each crossing once.
+func (s *store) Crossings(_ context.Context, epoch int64) ([]job.Crossing, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.crossings
+	s.crossings = nil
+	return c, s.allowed(epoch)
+}
+
+func (s *store) Budgets(context.Context) ([]job.Budget, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.budgets, s.down
+}
+
+func (s *store) Lapsed(context.Context) (time.Duration, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.oldest, s.down
 }
 
 func (s *store) Load(context.Context) ([]job.LaneLoad, error) {

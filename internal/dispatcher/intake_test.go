@@ -61,6 +61,12 @@ func (d *desk) Lift(context.Context, job.Scope, string, string, string) error { 
 func (d *desk) Pauses(context.Context) ([]job.Pause, error)                   { return nil, d.fail }
 func (d *desk) SetLimit(context.Context, string, int, string) error           { return d.fail }
 
+func (d *desk) SetBudget(context.Context, job.Budget, string, string) error       { return d.fail }
+func (d *desk) RemoveBudget(context.Context, job.BudgetKey, string, string) error { return d.fail }
+func (d *desk) Budgets(context.Context) ([]job.Budget, error)                     { return nil, d.fail }
+func (d *desk) OrphansLeft(context.Context) ([]job.Orphan, error)                 { return nil, d.fail }
+func (d *desk) CloseOrphan(context.Context, job.Orphan, string, string) error     { return d.fail }
+
 func (d *desk) Wake() error {
 	d.woken++
 	return job.ErrUnavailable // it may fail: the answer stands

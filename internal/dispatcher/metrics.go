@@ -1,6 +1,8 @@
 package dispatcher
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"turnpike/internal/job"
@@ -15,6 +17,10 @@ type Metrics struct {
 	reports   *prometheus.CounterVec
 	window    *prometheus.GaugeVec
 	leads     prometheus.Gauge
+	oldest    prometheus.Gauge
+	spent     *prometheus.GaugeVec
+	limit     *prometheus.GaugeVec
+	crossings *prometheus.CounterVec
 }
 
 // NewMetrics registers the loops' metrics.
@@ -28,9 +34,15 @@ func NewMetrics(to prometheus.Registerer) *Metrics {
 			[]string{"case"}),
 		window: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "turnpike_lane_dispatched", Help: "Jobs on offer and not yet claimed, by lane, as the leader saw it last."},
 			[]string{"placement", "pool"}),
-		leads: prometheus.NewGauge(prometheus.GaugeOpts{Name: "turnpike_leader", Help: "1 while this dispatcher leads."}),
+		leads:  prometheus.NewGauge(prometheus.GaugeOpts{Name: "turnpike_leader", Help: "1 while this dispatcher leads."}),
+		oldest: prometheus.NewGauge(prometheus.GaugeOpts{Name: "turnpike_lease_lapsed_seconds", Help: "How long the oldest lapsed lease of a running attempt is over; 0 when none is."}),
+		spent: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "turnpike_budget_spent_usd", Help: "What a budget was spent on in its window, with what running attempts told."},
+			[]string{"scope", "name", "per"}),
+		limit: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "turnpike_budget_limit_usd", Help: "What a budget allows in its window."}, []string{"scope", "name", "per"}),
+		crossings: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "turnpike_budget_crossings_total", Help: "Budgets that came to a state, by that state."},
+			[]string{"scope", "name", "per", "state"}),
 	}
-	to.MustRegister(m.accepted, m.published, m.repeated, m.lapsed, m.reports, m.window, m.leads)
+	to.MustRegister(m.accepted, m.published, m.repeated, m.lapsed, m.reports, m.window, m.leads, m.oldest, m.spent, m.limit, m.crossings)
 	return m
 }
 
@@ -78,5 +90,34 @@ func (m *Metrics) leader(yes bool) {
 	default:
 		m.leads.Set(0)
 		m.window.Reset()
+		m.spent.Reset()
+		m.limit.Reset()
+		m.oldest.Set(0)
+	}
+}
+
+func (m *Metrics) crossed(c job.Crossing) {
+	if m != nil {
+		m.crossings.WithLabelValues(string(c.Scope), c.Name, c.Per.String(), string(c.State)).Inc()
+	}
+}
+
+// budgets shows every budget there is, and none that was removed.
+func (m *Metrics) budgets(all []job.Budget) {
+	if m == nil {
+		return
+	}
+	m.spent.Reset()
+	m.limit.Reset()
+	for _, b := range all {
+		labels := []string{string(b.Scope), b.Name, b.Per.String()}
+		m.spent.WithLabelValues(labels...).Set((b.SpentUSD + b.RunningUSD).Float())
+		m.limit.WithLabelValues(labels...).Set(b.LimitUSD.Float())
+	}
+}
+
+func (m *Metrics) overdue(d time.Duration) {
+	if m != nil {
+		m.oldest.Set(d.Seconds())
 	}
 }
