@@ -23,6 +23,11 @@ type modelJob struct {
 	tenant, key, account string
 	policy               job.RetryPolicy
 	max                  int
+	// chained has a fallback: codex, on another lane. at is the profile it is at, as it
+	// was selected last, and busy those whose provider was found overloaded since.
+	chained bool
+	at      int
+	busy    [2]bool
 
 	state     job.State
 	paused    bool // waits for a pause's end, as far as selection noticed
@@ -43,12 +48,19 @@ type modelJob struct {
 
 func (j *modelJob) live() bool { return j.state == job.Dispatched || j.state == job.Running }
 
-func (j *modelJob) credential() string {
+func (j *modelJob) credential() string { return j.credentialAt(j.at) }
+
+func (j *modelJob) credentialAt(profile int) string {
 	if j.account == "" {
-		return store.DefaultAccount("claude")
+		return store.DefaultAccount([]string{"claude", "codex"}[profile])
 	}
 	return j.account
 }
+
+func (j *modelJob) lane() job.Lane { return modelLanes[j.at] }
+
+// modelLanes are those of the profiles.
+var modelLanes = []job.Lane{lane, aside}
 
 type modelAttempt struct {
 	ending job.Ending
@@ -130,9 +142,13 @@ func (m *machine) enqueue(rt *rapid.T) {
 	}
 	priority := rapid.IntRange(-1, 1).Draw(rt, "priority")
 	later := rapid.Bool().Draw(rt, "later")
+	j.chained = rapid.Bool().Draw(rt, "chained")
 	id := m.d.enqueue(func(r *job.Request) {
 		r.Tenant, r.ConcurrencyKey, r.Account, r.Priority = j.tenant, j.key, j.account, priority
 		r.Retry.Policy, r.Retry.MaxTries = j.policy, j.max
+		if j.chained {
+			r.Profile.Fallback = &job.Profile{Agent: "codex", Sandbox: "none"}
+		}
 		if later {
 			r.RunAt = time.Now().Add(time.Hour)
 		}
@@ -153,13 +169,23 @@ func (m *machine) taken(tenant, key string) bool {
 	return false
 }
 
+// place is the first profile with capacity; -1 is none.
+func (m *machine) place(j *modelJob) int {
+	for i := range modelLanes {
+		if (i == 0 || j.chained) && !m.paused[j.credentialAt(i)] && !j.busy[i] && (j.resume == "" || i == j.at) {
+			return i
+		}
+	}
+	return -1
+}
+
 func (m *machine) selectSome(rt *rapid.T) {
 	n := rapid.IntRange(1, 4).Draw(rt, "n")
 	may := map[job.ID]bool{}
 	room := 0
 	keys := map[string]bool{}
 	for id, j := range m.jobs {
-		if j.state != job.Queued || j.paused || m.paused[j.credential()] || m.taken(j.tenant, j.key) {
+		if j.state != job.Queued || j.paused || m.place(j) < 0 || m.taken(j.tenant, j.key) {
 			continue
 		}
 		may[id] = true
@@ -170,18 +196,26 @@ func (m *machine) selectSome(rt *rapid.T) {
 			room++
 		}
 	}
-	got, err := m.d.Select(m.d.t.Context(), m.d.epoch, lane, n)
-	if err != nil {
-		rt.Fatal(err)
+	// The second time finds what the first took to another lane.
+	var got []job.Selected
+	for range 2 {
+		for _, on := range modelLanes {
+			some, err := m.d.Select(m.d.t.Context(), m.d.epoch, on, n-len(got))
+			if err != nil {
+				rt.Fatal(err)
+			}
+			got = append(got, some...)
+		}
 	}
 	if len(got) != min(n, room) {
 		rt.Fatalf("selected %d of %d that may run, asked for %d", len(got), room, n)
 	}
 	for _, s := range got {
 		j := m.jobs[s.Job]
-		if !may[s.Job] || m.taken(j.tenant, j.key) {
-			rt.Fatalf("selected %s, which may not run: %+v", s.Job, j)
+		if !may[s.Job] || m.taken(j.tenant, j.key) || s.Lane != modelLanes[m.place(j)] {
+			rt.Fatalf("selected %s on lane %s, where it may not run: %+v", s.Job, s.Lane, j)
 		}
+		j.at = m.place(j)
 		j.state = job.Dispatched
 		j.dispatch++
 		if s.Dispatch != j.dispatch || s.Tenant != j.tenant {
@@ -199,9 +233,13 @@ func (m *machine) redispatch(rt *rapid.T) {
 			}
 		}
 	}
-	got, err := m.d.Redispatch(m.d.t.Context(), m.d.epoch, lane, 0, false, 100)
-	if err != nil {
-		rt.Fatal(err)
+	var got []job.Selected
+	for _, on := range modelLanes {
+		some, err := m.d.Redispatch(m.d.t.Context(), m.d.epoch, on, 0, false, 100)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		got = append(got, some...)
 	}
 	n := 0
 	for _, j := range m.jobs {
@@ -232,11 +270,11 @@ func (m *machine) claim(rt *rapid.T) {
 		c.Token = job.NewToken()
 	}
 	who := rapid.SampledFrom([]string{"w1", "w2"}).Draw(rt, "worker")
-	got, err := m.d.Claim(m.d.t.Context(), who, lane, []job.Claim{c})
+	j := m.jobs[c.Job]
+	got, err := m.d.Claim(m.d.t.Context(), who, j.lane(), []job.Claim{c})
 	if err != nil {
 		rt.Fatal(err)
 	}
-	j := m.jobs[c.Job]
 	for _, l := range m.leases {
 		if l.Token == c.Token && j.state == job.Running && j.token == c.Token && l.worker == who { // a repeat
 			if len(got) != 1 || got[0].Lease != l.Lease {
@@ -257,7 +295,7 @@ func (m *machine) claim(rt *rapid.T) {
 	j.state, j.token, j.attempt = job.Running, c.Token, j.attempt+1
 	j.started, j.tools, j.conv = false, 0, ""
 	m.sent[i].Token = c.Token
-	if got[0].Attempt != j.attempt || got[0].Token != c.Token || got[0].Resume != j.resume || got[0].TriesSpent != j.spent || got[0].Account != j.account {
+	if got[0].Attempt != j.attempt || got[0].Token != c.Token || got[0].Resume != j.resume || got[0].TriesSpent != j.spent || got[0].Account != j.account || got[0].Profile != j.at {
 		rt.Fatalf("claimed %+v, have %+v", got[0], j)
 	}
 	m.leases = append(m.leases, heldLease{got[0].Lease, who})
@@ -314,6 +352,9 @@ func (m *machine) close(j *modelJob, ending job.Ending, isError, started, resuma
 	next, _, spends, back, resume, _ := after(attempted{Ending: ending, IsError: isError, Started: started || j.started,
 		Touched: max(tools, j.tools) > 0 || j.resume != "", Resumable: resumable, Cancelled: j.cancelled, Policy: j.policy, Spent: j.spent, Max: j.max,
 		Backoff: 1000, Crashes: j.crashes, Overloads: j.overloads, Returns: j.returns})
+	if j.chained && back && ending == job.EndOverloaded {
+		next, j.busy[j.at] = job.Queued, true
+	}
 	j.state, j.token, j.cancelled = next, "", false
 	if spends {
 		j.spent++
@@ -445,7 +486,7 @@ func (m *machine) cancel(rt *rapid.T) {
 	} else {
 		j.state = job.Cancel
 	}
-	if got.State != j.state || got.Lane != lane {
+	if got.State != j.state || got.Lane != lane && !j.chained {
 		rt.Fatalf("cancelled %+v, have %+v", got, j)
 	}
 }
@@ -458,8 +499,10 @@ func (m *machine) wake(rt *rapid.T) {
 		left[name] = true
 	}
 	m.paused = left
+	m.d.sql(`UPDATE turnpike.queue SET busy = array_fill(now(), ARRAY[2]) WHERE busy IS NOT NULL`)
 	m.d.due()
 	for _, j := range m.jobs {
+		j.busy = [2]bool{}
 		if j.state == job.Scheduled {
 			j.state = job.Queued
 		}
@@ -467,7 +510,7 @@ func (m *machine) wake(rt *rapid.T) {
 }
 
 func (m *machine) pause(rt *rapid.T) {
-	name := rapid.SampledFrom([]string{"main", store.DefaultAccount("claude")}).Draw(rt, "account")
+	name := rapid.SampledFrom([]string{"main", store.DefaultAccount("claude"), store.DefaultAccount("codex")}).Draw(rt, "account")
 	if _, err := m.d.Pause(m.d.t.Context(), job.ScopeAccount, name, time.Time{}, "me", "test"); err != nil {
 		rt.Fatal(err)
 	}
@@ -521,6 +564,9 @@ const standings = `
 			SELECT json_agg(j.job_id) FROM turnpike.jobs j WHERE 1 <> (SELECT count(*) FROM turnpike.queue q WHERE q.job_id = j.job_id)
 				+ (SELECT count(*) FROM turnpike.finished f WHERE f.job_id = j.job_id)
 				+ (SELECT count(*) FROM turnpike.attempts a WHERE a.job_id = j.job_id AND a.final)),
+		'a job that is not where its profile is', (
+			SELECT json_agg(q.job_id) FROM turnpike.queue q CROSS JOIN LATERAL jsonb_to_recordset(q.chain) AS e(profile integer, lane text, agent text, account text)
+			WHERE e.profile = q.profile AND (e.lane, e.agent, e.account) IS DISTINCT FROM (q.lane, q.agent, q.account)),
 		'an attempt after the final one', (
 			SELECT json_agg(a.job_id) FROM turnpike.attempts a JOIN turnpike.attempts b USING (job_id) WHERE a.final AND b.attempt > a.attempt),
 		'a row of history without its job', (
