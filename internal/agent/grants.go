@@ -119,20 +119,47 @@ type Pin struct {
 // Policy is what a session enforces on every turn it runs, in words one can ask
 // questions of.
 type Policy struct {
-	Sandbox           string
-	Env               []string
-	Tools             []string // nil is all of them
-	MCPServers        []string
-	Mounts            []Mount
-	System            []Mount
-	VCS               bool
+	// Sandbox is the kind.
+	Sandbox string
+	// Env is the allowlist that a turn's environment is built from.
+	Env []string
+	// Tools are the built-in tools an agent is started with; nil is all of them.
+	// MCPServers are the servers it may be given.
+	Tools      []string
+	MCPServers []string
+	// Mounts are the granted paths; the inner one decides.
+	Mounts []Mount
+	// System is what a host turn reaches beyond them: the system paths, and what the
+	// agents need to run, of which a turn runs one. Nil for a box, which reaches its
+	// image and nothing else of the host.
+	System []Mount
+	// VCS is whether version control is granted.
+	VCS bool
+	// DeniedExecutables are the names that are shadowed, and Denied the paths that can
+	// neither be read nor executed, every other name of the same files in their
+	// directories among them: of the host for a host turn, of the image for a
+	// container. A sandbox has none.
 	DeniedExecutables []string
 	Denied            []string
-	Image             string
-	Binds             []Bind
-	Agent             string
-	DaggerEngine      string
-	HostServers       []HostServer
-	Network           Network
-	Limits            Limits
+	// Image is what a container runs, or the template of a sandbox; empty is the
+	// template of its agent (SbxTemplates). Binds are all that either is given of the
+	// host. A turn adds none but a mount again, where a link or a fixed path shows it.
+	Image string
+	Binds []Bind
+	// Agent is the agent a sandbox is made for; empty for any other kind.
+	Agent string
+	// DaggerEngine and HostServers are what a sandbox reaches on the host, when a
+	// profile asks for it.
+	DaggerEngine string
+	HostServers  []HostServer
+
+	// Beyond the listing:
+
+	// Confine is whether the operating system holds a host turn.
+	Confine bool
+	// Metadata is the version control metadata inside writable mounts that stays
+	// read-only. Each turn looks for it anew and keeps what it finds.
+	Metadata []string
+	Network  Network
+	Limits   Limits
 }

@@ -4,7 +4,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 
 	"turnpike/internal/agent"
@@ -32,7 +31,7 @@ func (h HostBoundary) ownSandbox(req agent.Request, turn agent.Turn, dir string,
 	if err := keepsSandbox(turn); err != nil {
 		return nil, err
 	}
-	c, err := h.confinement(req, turn, dir, sameFiles(denied))
+	c, err := h.confinement(req, turn, dir, denied)
 	if err != nil {
 		return nil, err
 	}
@@ -105,41 +104,4 @@ func lookPath(path, program string, mounts []agent.Mount) (string, error) {
 		}
 	}
 	return "", nil
-}
-
-// sameFiles adds to denied paths the other names of the same files in the directories
-// that hold one.
-func sameFiles(denied []string) []string {
-	out := slices.Clone(denied)
-	var files []os.FileInfo
-	var dirs []string
-	for _, p := range denied {
-		info, err := os.Stat(p)
-		if err != nil {
-			continue // it leads nowhere
-		}
-		if info.Mode().IsRegular() {
-			files = append(files, info)
-		}
-		if dir := filepath.Dir(p); !slices.Contains(dirs, dir) {
-			dirs = append(dirs, dir)
-		}
-	}
-	for _, dir := range dirs {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			continue
-		}
-		for _, e := range entries {
-			info, err := e.Info()
-			if err != nil || !info.Mode().IsRegular() {
-				continue
-			}
-			if slices.ContainsFunc(files, func(f os.FileInfo) bool { return os.SameFile(f, info) }) {
-				out = append(out, filepath.Join(dir, e.Name()))
-			}
-		}
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
 }

@@ -35,7 +35,8 @@ func insideMetadata(path string) bool {
 }
 
 // executables finds the version control commands a turn could run: their names,
-// and the paths they have, links and what they lead to alike.
+// and the paths they have: links and what they lead to alike, and other names of the
+// same files beside them.
 func executables(env []string) (names, paths []string) {
 	names = agent.VCSCommands()
 	for _, dir := range append(shellPath(env), agent.CommandDirs()...) {
@@ -54,8 +55,50 @@ func executables(env []string) (names, paths []string) {
 		paths = append(paths, withTarget(tree)...)
 	}
 	slices.Sort(names)
-	slices.Sort(paths)
-	return slices.Compact(names), slices.Compact(paths)
+	return slices.Compact(names), sameFiles(paths)
+}
+
+// sameFiles adds to paths the other names of the same files in the directories that
+// hold one of them, and sorts them all.
+func sameFiles(paths []string) []string {
+	type file struct{ device, inode uint64 }
+	identify := func(info fs.FileInfo) (file, bool) {
+		st, ok := info.Sys().(*syscall.Stat_t)
+		if !ok || !info.Mode().IsRegular() {
+			return file{}, false
+		}
+		return file{uint64(st.Dev), st.Ino}, true //nolint:unconvert // not uint64 on every system
+	}
+	files, dirs := map[file]bool{}, map[string]bool{}
+	for _, p := range paths {
+		info, err := os.Stat(p)
+		if err != nil {
+			continue // it leads nowhere
+		}
+		dirs[filepath.Dir(p)] = true
+		if id, ok := identify(info); ok {
+			files[id] = true
+		}
+	}
+	out := slices.Clone(paths)
+	for dir := range dirs {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			continue // what is not there cannot be run
+		}
+		for _, e := range entries {
+			if !e.Type().IsRegular() {
+				continue
+			}
+			if info, err := e.Info(); err == nil {
+				if id, ok := identify(info); ok && files[id] {
+					out = append(out, filepath.Join(dir, e.Name()))
+				}
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // withTarget gives a path with the links of its directory resolved and, where the
