@@ -32,3 +32,21 @@ func Jump(n int, to string) error {
 	_, err := a.assemble()
 	return err
 }
+
+// Places are the directories this process can make control groups in, by controller.
+func Places() map[string]string {
+	out := make(map[string]string)
+	for c, p := range places() {
+		out[c] = p.dir
+	}
+	return out
+}
+
+// FindPlaces finds them in texts; usable confirms a directory, controller and version.
+func FindPlaces(own, table string, usable func(dir, controller string, unified bool) bool) map[string]string {
+	out := make(map[string]string)
+	for c, p := range findPlaces([]byte(own), []byte(table), func(p place, c string) bool { return usable(p.dir, c, p.unified) }) {
+		out[c] = p.dir
+	}
+	return out
+}

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 
@@ -82,10 +81,25 @@ func (h Host) launch(cmd *exec.Cmd, p policy, m Mode, way agent.Egress) error {
 	if m == Full {
 		l.Before, l.Attr = rootStage, namespaces(p.Loopback)
 	}
-	if !p.Doors {
-		return l.Start(cmd)
+	groups, err := makeGroups(p)
+	if err != nil {
+		return err
 	}
-	return startServed(l, cmd, way)
+	start := func() error { return l.Start(cmd) }
+	if p.Doors {
+		start = func() error { return startServed(l, cmd, way) }
+	}
+	for _, g := range groups {
+		l.Members, l.Groups = append(l.Members, g.members), append(l.Groups, g.Group)
+	}
+	if err := start(); err != nil {
+		dropGroups(groups)
+		return err
+	}
+	for _, g := range groups {
+		g.close() // the root has its own
+	}
+	return nil
 }
 
 // startServed starts cmd by l, whose root stage gives the doors of the turn's network
@@ -153,9 +167,14 @@ func (h Host) policy(c agent.Confinement) (policy, error) {
 		return p, unsupported("a network limited to domains takes a network namespace and the right to open ports below 1024 in it (CAP_NET_BIND_SERVICE): run the worker where it can make namespaces, or grant the open network or none")
 	}
 	var err error
-	if p.Limits, err = limitsOf(c.Limits, tried.mode == Full && !privileged()); err != nil {
+	counted := tried.mode == Full && !privileged()
+	if p.Limits, err = limitsOf(c.Limits, counted); err != nil {
 		return p, err
 	}
+	if p.shares, err = sharesOf(c.Limits, counted, tried.places); err != nil {
+		return p, err
+	}
+	p.Groups = len(p.shares)
 	around, err := look(h.o.Private)
 	if err != nil {
 		return p, err
@@ -202,6 +221,7 @@ type trial struct {
 	reason string
 	abi    int
 	full   error // why namespaces do not work, where they were tried
+	places func() map[string]place
 }
 
 // trials are what was found for each way to ask. A machine's means do not change
@@ -216,7 +236,10 @@ type trialKey struct {
 func (h Host) tried() *trial {
 	v, _ := trials.LoadOrStore(trialKey{h.o.Launcher, h.o.AllowNoLandlock, h.o.LandlockOnly}, new(trial))
 	t := v.(*trial)
-	t.once.Do(func() { h.try(t) })
+	t.once.Do(func() {
+		t.places = sync.OnceValue(places)
+		h.try(t)
+	})
 	return t
 }
 
@@ -300,16 +323,30 @@ func (h Host) Probe(context.Context) Report {
 	add("landlock unix sockets", t.abi >= socketsABI, fmt.Sprintf("sockets inside a granted mount are held from ABI %d on", socketsABI))
 	add("seccomp", t.mode != None, "filter mode")
 	add("limits of open files and file size", t.mode != None, "rlimits")
-	add("limit of processes", t.mode == Full && !privileged(), "rlimit in a user namespace")
-	add("limits of memory and CPU", false, "need a control group of the turn's own: use a container")
+	h.probeGroups(t, add)
 	add("no network", t.mode != None, map[Mode]string{
 		Full: "network namespace", LandlockOnly: "seccomp refuses internet sockets",
 	}[t.mode])
 	add("network limited to domains", t.mode == Full && opensPorts(), "takes a network namespace and CAP_NET_BIND_SERVICE")
-	if text, err := os.ReadFile("/proc/self/cgroup"); err == nil {
-		add("control groups", false, "not used; this process is in "+strings.Join(strings.Fields(string(text)), " "))
-	}
 	return r
+}
+
+// probeGroups says which limits control groups can hold here.
+func (h Host) probeGroups(t *trial, add func(name string, ok bool, detail string)) {
+	at := t.places()
+	for _, l := range []struct{ name, controller string }{
+		{"limit of processes", "pids"}, {"limit of memory", "memory"}, {"limit of CPUs", "cpu"},
+	} {
+		p, ok := at[l.controller]
+		switch {
+		case l.controller == "pids" && t.mode == Full && !privileged():
+			add(l.name, true, "rlimit in a user namespace")
+		case ok:
+			add(l.name, t.mode != None, "control groups in "+p.home())
+		default:
+			add(l.name, false, "this worker can make no control group with the "+l.controller+" controller")
+		}
+	}
 }
 
 func sealPolicy(p policy) (*os.File, error) {

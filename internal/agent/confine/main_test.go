@@ -4,12 +4,16 @@ package confine_test
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
+	"flag"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -30,6 +34,11 @@ func TestMain(m *testing.M) {
 		worker()
 	case reachName:
 		reachOut()
+	case hogName:
+		hog(os.Args[1])
+	}
+	if os.Getenv(awaited) != "" {
+		_, _ = os.Stdin.Read(make([]byte, 1))
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -50,20 +59,27 @@ func TestOrdinaryUser(t *testing.T) {
 	if err := os.Chown(dir, uid, uid); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("/proc/self/exe", "-test.run=.", "-test.count=1", "-test.timeout=5m")
+	cmd := exec.Command("/proc/self/exe", "-test.run="+cmp.Or(others(), "."), "-test.count=1", "-test.timeout=5m")
 	if testing.Verbose() {
 		cmd.Args = append(cmd.Args, "-test.v")
 	}
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "TMPDIR=" + dir, "HOME=" + dir}
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
-	out, err := cmd.CombinedOutput()
+	out, err := delegated(t, cmd, uid)
 	if err != nil || testing.Verbose() {
 		t.Logf("as uid %d: %v\n%s", uid, err, out)
 	}
 	if err != nil {
 		t.Fail()
 	}
+}
+
+// others are the tests that were chosen beside TestOrdinaryUser: "TestLimits" of
+// "TestOrdinaryUser|TestLimits".
+func others() string {
+	chosen := strings.Split(flag.Lookup("test.run").Value.String(), "|")
+	return strings.Join(slices.DeleteFunc(chosen, func(s string) bool { return strings.Contains(s, "TestOrdinaryUser") }), "|")
 }
 
 // modes are the ways to confine that this test is about, each with a Confiner.

@@ -21,6 +21,9 @@ type policy struct {
 	Rules    []rule
 	Families families
 	Limits   []limit
+	// Groups is how many control groups the agent joins; shares are what they hold.
+	Groups int
+	shares []share
 
 	// Dry ends before the program is executed: everything could be enforced.
 	Dry  bool
@@ -36,8 +39,9 @@ type limit struct {
 	Value    uint64
 }
 
-// limitsOf gives the resource limits that enforce l, or refuses. counted says that
-// processes are counted for the turn alone.
+// limitsOf gives the resource limits that enforce their part of l. counted says that
+// processes are counted for the turn alone; where they are not, and for what no rlimit
+// holds, there are control groups.
 func limitsOf(l agent.Limits, counted bool) ([]limit, error) {
 	out := []limit{{unix.RLIMIT_CORE, 0}}
 	for _, n := range []int64{l.MemoryBytes, int64(l.Processes), int64(l.OpenFiles), l.FileBytes} {
@@ -45,19 +49,13 @@ func limitsOf(l agent.Limits, counted bool) ([]limit, error) {
 			return nil, unsupported("a limit below zero")
 		}
 	}
-	if l.MemoryBytes != 0 {
-		return nil, unsupported("a memory limit needs a control group of the turn's own: use a container")
-	}
-	if l.CPUs != 0 {
-		return nil, unsupported("a CPU limit needs a control group of the turn's own: use a container")
-	}
-	if l.Processes != 0 && !counted {
-		return nil, unsupported("a limit of processes is only held in a user namespace of the turn's own: run the worker as an ordinary user where namespaces work, or use a container")
+	if l.CPUs < 0 || l.CPUs != 0 && l.CPUs < 0.01 {
+		return nil, unsupported("a limit of %g CPUs", l.CPUs)
 	}
 	for resource, n := range map[int]int64{
 		unix.RLIMIT_NPROC: int64(l.Processes), unix.RLIMIT_NOFILE: int64(l.OpenFiles), unix.RLIMIT_FSIZE: l.FileBytes,
 	} {
-		if n != 0 {
+		if n != 0 && (counted || resource != unix.RLIMIT_NPROC) {
 			out = append(out, limit{resource, uint64(n)})
 		}
 	}

@@ -94,6 +94,13 @@ func becomeAgent(policyFD int, setup *os.File) error {
 	if err := procs.Unseal(policyFD, &p); err != nil {
 		return fmt.Errorf("read the policy: %w", err)
 	}
+	members := policyFD + 1
+	if p.Doors {
+		members++ // the way out lies between
+	}
+	if err := joinGroups(members, p.Groups); err != nil {
+		return procs.NewFailure("join the control groups", err, agent.ErrUnsupported)
+	}
 	for _, l := range p.Limits {
 		// Not unix.Setrlimit: only syscall's keeps execve from restoring the number
 		// of open files this process began with.

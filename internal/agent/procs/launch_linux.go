@@ -38,8 +38,11 @@ type Launch struct {
 	// instead of the command. The stage executes the command itself, once it has
 	// set itself up; until then it reports through descriptor 3.
 	Stage string
-	// Files are passed on to Before and Stage.
-	Files []*os.File
+	// Files, and then Members, are passed on to Before and Stage.
+	Files, Members []*os.File
+	// Groups are control groups that the stage puts itself into. The root kills what
+	// is in them when it kills the rest, and removes them when nothing is left.
+	Groups []Group
 	// Attr are the attributes the root is started with; Setsid is always set.
 	Attr syscall.SysProcAttr
 }
@@ -79,7 +82,12 @@ func (l Launch) Start(cmd *exec.Cmd) error {
 		// Or a main that misses Entry would start itself without end.
 		return fmt.Errorf("start: %w: this process was started as %s, so main does not begin with Entry", agent.ErrUnsupported, name)
 	}
-	p := plan{Path: cmd.Path, Args: cmd.Args, Env: cmd.Env, Dir: cmd.Dir, Passed: len(l.Files)}
+	passed := slices.Concat(l.Files, l.Members)
+	p := plan{Path: cmd.Path, Args: cmd.Args, Env: cmd.Env, Dir: cmd.Dir, Passed: len(passed)}
+	for _, g := range l.Groups {
+		p.Groups = append(p.Groups, g.Name)
+		passed = append(passed, g.Parent, g.Dir)
+	}
 	if len(p.Args) == 0 {
 		p.Args = []string{p.Path}
 	}
@@ -117,7 +125,7 @@ func (l Launch) Start(cmd *exec.Cmd) error {
 		return !strings.HasPrefix(v, markerName+"=")
 	})
 	cmd.ExtraFiles = append(slices.Clone(cmd.ExtraFiles), w, sealed)
-	cmd.ExtraFiles = append(cmd.ExtraFiles, l.Files...)
+	cmd.ExtraFiles = append(cmd.ExtraFiles, passed...)
 	attr := l.Attr
 	attr.Setsid = true
 	cmd.SysProcAttr = &attr

@@ -44,6 +44,7 @@ type root struct {
 	line      *os.File
 	answers   *json.Encoder
 	child     int // pidfd of the program
+	groups    []Group
 	// reaped carries every child that ended, and closes when there is none left.
 	reaped chan ended
 }
@@ -73,6 +74,9 @@ func runRoot() int {
 	}
 	setup.Close()
 	exit := r.run(pid, signals)
+	for _, g := range r.groups {
+		g.remove()
+	}
 	_ = r.answers.Encode(answer{Exit: &exit}) // the worker may be gone
 	if exit.Signal != 0 {
 		return 128 + exit.Signal
@@ -128,6 +132,10 @@ func (r *root) start(setup *os.File) (int, error) {
 		for i := range p.Passed {
 			files = append(files, uintptr(FirstPassed+i))
 		}
+	}
+	for i, name := range p.Groups {
+		at := uintptr(FirstPassed + p.Passed + 2*i)
+		r.groups = append(r.groups, Group{Name: name, Parent: os.NewFile(at, name), Dir: os.NewFile(at+1, name)})
 	}
 	// A session of its own: kill(0) by the program must not reach the root.
 	pid, err := syscall.ForkExec(p.Path, p.Args, &syscall.ProcAttr{
@@ -263,6 +271,9 @@ func (*root) hasChildren() bool {
 func (r *root) killAll() {
 	// Every error here means that something is gone already; the loop that calls
 	// it ends only when there is no child left.
+	for _, g := range r.groups {
+		KillGroup(g.Dir)
+	}
 	_ = r.signalAll(unix.SIGKILL)
 }
 

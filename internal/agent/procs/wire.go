@@ -36,6 +36,8 @@ type plan struct {
 	// program: it gets the set-up pipe as descriptor 3 and the passed files after it.
 	Stage  bool
 	Passed int
+	// Groups are the names of Launch.Groups, whose Parent and Dir follow what is passed.
+	Groups []string
 }
 
 // readyWord is what the set-up pipe carries before the program is executed. Without
