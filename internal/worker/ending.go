@@ -16,6 +16,7 @@ var causes = []struct {
 }{
 	{func(err error) bool { _, ok := errors.AsType[*job.Cancelled](err); return ok }, job.EndCancelled},
 	{kind(job.ErrLeaseLost), job.EndFenced},
+	{overBudget, job.EndCapped},
 	{kind(job.ErrDrained), job.EndDrained},
 }
 
@@ -41,6 +42,8 @@ var failures = map[agent.Failure]job.Ending{
 	agent.FailureCredential: job.EndCredential,
 	agent.FailureResume:     job.EndDone,
 }
+
+func overBudget(err error) bool { _, ok := errors.AsType[*job.OverBudget](err); return ok }
 
 func kind(target error) func(error) bool {
 	return func(err error) bool { return errors.Is(err, target) }
@@ -87,6 +90,10 @@ func endedUnstarted(err, cause error) (job.Ending, string) {
 		if r.is(err) && r.ending == job.EndRefused {
 			return r.ending, text(err)
 		}
+	}
+	if overBudget(cause) {
+		// Nothing was spent on it: it goes back, and waits for the budget there.
+		return job.EndDrained, text(cause)
 	}
 	if cause != nil {
 		return endedBy(cause, err)

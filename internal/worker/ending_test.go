@@ -56,6 +56,9 @@ func TestEnded(t *testing.T) {
 		{"timed out", res(func(r *agent.Result) { r.IsError, r.TimedOut = true, true }), nil, nil, job.EndTimeout},
 		{"silent at the start", res(func(r *agent.Result) { r.IsError, r.ErrorSubtype = true, agent.SubtypeFirstEvent }), nil, nil, job.EndTimeout},
 		{"fell silent", res(func(r *agent.Result) { r.IsError, r.ErrorSubtype = true, agent.SubtypeIdle }), nil, nil, job.EndTimeout},
+		{"over budget", stopped, nil, &job.OverBudget{}, job.EndCapped},
+		{"over budget before it started", nil, nil, &job.OverBudget{}, job.EndDrained},
+		{"ended by itself before it was over budget", res(func(*agent.Result) {}), nil, &job.OverBudget{}, job.EndDone},
 		{"capped", res(func(r *agent.Result) { r.CostCapped = true }), nil, nil, job.EndCapped},
 		{"limited", res(func(r *agent.Result) { r.IsError, r.Failure = true, agent.FailureLimited }), nil, nil, job.EndLimited},
 		{"a blocking rate limit", res(func(r *agent.Result) { r.IsError, r.RateLimit = true, &agent.RateLimit{Status: "rejected"} }), nil, nil, job.EndLimited},
@@ -80,7 +83,7 @@ func TestEnded(t *testing.T) {
 // says that nothing started only if nothing did.
 func TestEndedIsTotal(t *testing.T) {
 	kinds := []error{nil, agent.ErrNotGranted, agent.ErrUnsupported, agent.ErrPolicyChanged, agent.ErrMissing, agent.ErrReleased, agent.ErrUnready, job.ErrInvalid, context.Canceled, context.DeadlineExceeded, errors.New("x\x00\xff")}
-	reasons := []error{nil, &job.Cancelled{}, job.ErrLeaseLost, job.ErrDrained, context.Canceled, errors.New("other")}
+	reasons := []error{nil, &job.Cancelled{}, &job.OverBudget{}, job.ErrLeaseLost, job.ErrDrained, context.Canceled, errors.New("other")}
 	rapid.Check(t, func(t *rapid.T) {
 		var res *agent.Result
 		if rapid.Bool().Draw(t, "ran") {
@@ -111,7 +114,7 @@ func TestDecide(t *testing.T) {
 	good := time.Now()
 	at := good.Add
 	minute := worker.Standing{Good: good, Length: time.Minute}
-	cancelled := &job.Cancelled{By: "ann"}
+	cancelled, over := &job.Cancelled{By: "ann"}, &job.OverBudget{}
 	for _, tc := range []struct {
 		name   string
 		change func(*worker.Standing)
@@ -128,6 +131,8 @@ func TestDecide(t *testing.T) {
 		{"lost and frozen", func(s *worker.Standing) { s.Lost, s.Frozen = true, true }, at(time.Hour), worker.Stop, job.ErrLeaseLost},
 		{"cancelled", func(s *worker.Standing) { s.Cancelled = cancelled }, at(0), worker.Stop, cancelled},
 		{"cancelled and lost", func(s *worker.Standing) { s.Cancelled, s.Lost = cancelled, true }, at(0), worker.Stop, job.ErrLeaseLost},
+		{"over budget", func(s *worker.Standing) { s.Over = over }, at(0), worker.Stop, over},
+		{"cancelled and over budget", func(s *worker.Standing) { s.Cancelled, s.Over = cancelled, over }, at(0), worker.Stop, cancelled},
 		{"a short lease runs", func(s *worker.Standing) { s.Length = 4 * time.Second }, at(3*time.Second - 1), worker.LetRun, nil},
 		{"a short lease in doubt", func(s *worker.Standing) { s.Length = 4 * time.Second }, at(3 * time.Second), worker.Freeze, nil},
 	} {

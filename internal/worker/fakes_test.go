@@ -28,6 +28,8 @@ type store struct {
 	dispatch  map[job.ID]int
 	requests  map[job.ID]job.Request
 	cancelled map[job.ID]*job.Cancelled
+	left      map[job.ID]*job.Left
+	over      map[job.ID]*job.OverBudget
 	settled   map[string]job.Report
 	beats     []job.Beat
 	orphans   []job.Orphan
@@ -47,7 +49,7 @@ type store struct {
 func newStore() *store {
 	return &store{
 		length: time.Minute, leases: map[job.ID]job.Lease{}, dispatch: map[job.ID]int{}, requests: map[job.ID]job.Request{},
-		cancelled: map[job.ID]*job.Cancelled{}, settled: map[string]job.Report{}, unknown: map[job.ID]bool{}, reported: make(chan job.Report, 1000),
+		cancelled: map[job.ID]*job.Cancelled{}, left: map[job.ID]*job.Left{}, over: map[job.ID]*job.OverBudget{}, settled: map[string]job.Report{}, unknown: map[job.ID]bool{}, reported: make(chan job.Report, 1000),
 	}
 }
 
@@ -94,7 +96,7 @@ func (s *store) Claim(ctx context.Context, _ string, l job.Lane, claims []job.Cl
 		if err != nil {
 			return nil, err
 		}
-		granted = append(granted, job.Claimed{Lease: held, Length: s.length, Lane: l, Request: raw})
+		granted = append(granted, job.Claimed{Lease: held, Length: s.length, Lane: l, Request: raw, Left: s.left[c.Job]})
 	}
 	if s.lose > 0 {
 		s.lose--
@@ -115,7 +117,7 @@ func (s *store) Beat(_ context.Context, _ string, beats []job.Beat) ([]job.Beate
 		ours := s.leases[b.Job].Token == b.Token
 		a := job.Beaten{Job: b.Job, Ours: ours}
 		if ours {
-			a.Cancelled = s.cancelled[b.Job]
+			a.Cancelled, a.Over = s.cancelled[b.Job], s.over[b.Job]
 		}
 		answers = append(answers, a)
 	}

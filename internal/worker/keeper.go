@@ -44,6 +44,8 @@ type Standing struct {
 	Lost bool
 	// Cancelled is the person's request, nil without one.
 	Cancelled *job.Cancelled
+	// Over is a budget of the job's that is spent, nil without one.
+	Over *job.OverBudget
 }
 
 // Action is what the keeper does about a turn.
@@ -74,6 +76,8 @@ func Decide(s Standing, now time.Time) (Action, error) {
 		return Stop, job.ErrLeaseLost
 	case s.Cancelled != nil:
 		return Stop, s.Cancelled
+	case s.Over != nil:
+		return Stop, s.Over
 	case doubtful && !s.Frozen:
 		return Freeze, nil
 	case !doubtful && s.Frozen:
@@ -165,6 +169,19 @@ func (k *Keeper) Drop(id job.ID, attempt int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.held, attemptKey{id, attempt})
+}
+
+// Frozen counts the turns that stand still until it is known whose they are.
+func (k *Keeper) Frozen() (n int) {
+	k.init()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, h := range k.held {
+		if h.standing.Frozen && !h.ended {
+			n++
+		}
+	}
+	return n
 }
 
 // holds says whether the attempt's lease is kept.
@@ -329,6 +346,9 @@ func (k *Keeper) learn(a answer) {
 		}
 		if b.Cancelled != nil {
 			h.standing.Cancelled = b.Cancelled
+		}
+		if b.Over != nil {
+			h.standing.Over = b.Over
 		}
 		if len(sent.Running) > 0 && string(sent.Running) == string(h.beat.Running) {
 			h.beat.Running = nil // it is on record

@@ -204,7 +204,7 @@ func (p *Pool) register(ctx context.Context) error {
 		switch {
 		case err == nil:
 			return nil
-		case errors.Is(err, job.ErrCeiling):
+		case errors.Is(err, job.ErrCeiling), errors.Is(err, job.ErrLeaseLength):
 			return fmt.Errorf("register: %w", err)
 		}
 		p.Log.Warn("the worker cannot register yet", "error", err)
@@ -278,7 +278,7 @@ func (p *Pool) info() job.WorkerInfo {
 	defer p.mu.Unlock()
 	w := job.WorkerInfo{
 		ID: p.Turns.Worker, Host: p.Turns.Host, Version: p.Version, Ceiling: p.Turns.Ceiling.Hash(),
-		StateDir: p.Turns.State.ID(), Draining: p.draining,
+		StateDir: p.Turns.State.ID(), Draining: p.draining, Inert: p.Turns.inert(),
 	}
 	for _, l := range p.lanes {
 		w.Lanes = append(w.Lanes, l.slotsLocked())

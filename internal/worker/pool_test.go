@@ -82,6 +82,107 @@ func TestPool(t *testing.T) {
 		must(t, stop())
 	})
 
+	daily := job.BudgetKey{Scope: job.BudgetTenant, Name: "acme", Per: job.Duration(24 * time.Hour)}
+	inBubble(t, "caps a turn at the least of request, pool and budget", 1, func(t *testing.T, r *rig) {
+		stop := r.serve(t)
+		for n, c := range []struct{ request, pool, left, want job.USD }{
+			{0, 0, 700_000, 700_000}, {500_000, 0, 700_000, 500_000}, {0, 300_000, 700_000, 300_000}, {800_000, 900_000, 700_000, 700_000},
+		} {
+			req := plain()
+			req.CostCapUSD = c.request
+			r.pool.Turns.Ceiling.MaxCostUSD = c.pool
+			d := r.store.add(n+1, req)
+			r.store.set(func() { r.store.left[d.Job] = &job.Left{Budget: daily, USD: c.left} })
+			r.stream.push(d)
+			l := <-r.runs.started
+			if got := job.USDFromFloat(l.Request.CostCapUSD); got != c.want {
+				t.Errorf("of %+v: capped at %s", c, got)
+			}
+			r.runs.finish <- &agent.Result{IsError: true, CostCapped: true, ErrorSubtype: agent.SubtypeCostCap}
+			rep := <-r.store.reported
+			byBudget := strings.Contains(rep.Reason, "budget of tenant acme per 24h")
+			if rep.Ending != job.EndCapped || byBudget != (c.want == c.left) || byBudget != (len(rep.Notes) == 1) {
+				t.Errorf("of %+v: ended %s: %s %q", c, rep.Ending, rep.Reason, rep.Notes)
+			}
+		}
+		must(t, stop())
+	})
+
+	inBubble(t, "stops a turn whose budget is spent", 1, func(t *testing.T, r *rig) {
+		d := r.store.add(1, plain())
+		r.store.set(func() { r.store.left[d.Job] = &job.Left{Budget: daily, USD: 700_000} })
+		r.stream.push(d)
+		stop := r.serve(t)
+		<-r.runs.started
+		r.store.set(func() {
+			r.store.over[d.Job] = &job.OverBudget{Budget: daily, Spent: 5_100_000, LimitUSD: 5_000_000}
+		})
+		rep := <-r.store.reported
+		if rep.Ending != job.EndCapped || rep.Reason != "the budget of tenant acme per 24h is spent: 5.10 of 5.00 USD" || len(rep.Notes) != 1 {
+			t.Errorf("ended %s: %s %q", rep.Ending, rep.Reason, rep.Notes)
+		}
+		must(t, stop())
+	})
+
+	inBubble(t, "refuses under a budget what nobody could price", 1, func(t *testing.T, r *rig) {
+		prices, err := worker.ParsePrices([]byte("models:\n  m*: {input: 2, output: 8}\n"))
+		must(t, err)
+		r.pool.Turns.Prices, r.pool.Turns.Priced = prices, func(string) bool { return false }
+		stop := r.serve(t)
+		for n, model := range []string{"", "x1", "m1"} {
+			req := plain()
+			req.Profile.Model = model
+			d := r.store.add(n+1, req)
+			r.store.set(func() { r.store.left[d.Job] = &job.Left{Budget: daily, USD: 700_000} })
+			r.stream.push(d)
+			if model == "m1" {
+				<-r.runs.started
+				r.runs.finish <- &agent.Result{}
+			}
+			rep := <-r.store.reported
+			if model != "m1" && (rep.Ending != job.EndRefused || rep.Started || !strings.Contains(rep.Reason, "budgets need one")) {
+				t.Errorf("model %q: ended %s: %s", model, rep.Ending, rep.Reason)
+			}
+			if model == "m1" && rep.Ending != job.EndDone {
+				t.Errorf("model %q: ended %s: %s", model, rep.Ending, rep.Reason)
+			}
+		}
+		if w := r.pool.Status(); len(w.Inert) != 1 || w.Inert[0] != "claude" {
+			t.Errorf("tells %v to be inert", w.Inert)
+		}
+		must(t, stop())
+	})
+
+	inBubble(t, "ends when its leases are not as long as the dispatcher's", 1, func(t *testing.T, r *rig) {
+		r.store.register = fmt.Errorf("register: %w", job.ErrLeaseLength)
+		if err := r.pool.Run(t.Context()); !errors.Is(err, job.ErrLeaseLength) {
+			t.Errorf("got %v", err)
+		}
+	})
+
+	inBubble(t, "counts what stands still and what is not settled", 1, func(t *testing.T, r *rig) {
+		r.stream.push(r.store.add(1, plain()))
+		stop := r.serve(t)
+		<-r.runs.started
+		synctest.Wait()
+		if unsettled, frozen := r.pool.Keeping(); unsettled != 0 || frozen != 0 {
+			t.Errorf("%d unsettled, %d frozen", unsettled, frozen)
+		}
+		r.store.set(func() { r.store.away = true })
+		time.Sleep(50 * time.Second)
+		if unsettled, frozen := r.pool.Keeping(); unsettled != 0 || frozen != 1 {
+			t.Errorf("without the database: %d unsettled, %d frozen", unsettled, frozen)
+		}
+		r.runs.finish <- &agent.Result{}
+		synctest.Wait()
+		if unsettled, frozen := r.pool.Keeping(); unsettled != 1 || frozen != 0 {
+			t.Errorf("after its end: %d unsettled, %d frozen", unsettled, frozen)
+		}
+		r.store.set(func() { r.store.away = false })
+		<-r.store.reported
+		must(t, stop())
+	})
+
 	inBubble(t, "never fetches more than it has room for", 2, func(t *testing.T, r *rig) {
 		for n := range 5 {
 			r.stream.push(r.store.add(n+1, plain()))

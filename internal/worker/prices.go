@@ -102,6 +102,15 @@ func (p *Prices) estimate(model string, u agent.Usage) *job.USD {
 	return &usd
 }
 
+// has says whether the list has a price for a model.
+func (p *Prices) has(model string) bool {
+	if p == nil {
+		return false
+	}
+	_, ok := p.of(model)
+	return ok
+}
+
 func (p *Prices) of(model string) (Price, bool) {
 	if price, ok := p.Models[model]; ok {
 		return price, true

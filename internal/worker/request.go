@@ -55,6 +55,7 @@ type mapping struct {
 	session   string
 	ceiling   *Ceiling
 	environ   []string // the worker's environment
+	budget    *job.Left
 }
 
 // agentRequest is the agent's form of the request, and what the worker added to
@@ -86,6 +87,10 @@ func (t mapping) agentRequest() (agent.Request, []string, error) {
 	capUSD := t.ceiling.costCap(r)
 	if r.CostCapUSD == 0 && capUSD > 0 {
 		added = append(added, "cost cap "+capUSD.String()+" of the pool")
+	}
+	if left, ok := lower(t.budget, capUSD); ok {
+		capUSD = left
+		added = append(added, "cost cap "+capUSD.String()+", what is left of the budget of "+t.budget.Budget.String())
 	}
 	prompt, resume := r.Prompt, r.ResumeID
 	if t.resume != "" {

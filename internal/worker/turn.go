@@ -104,7 +104,8 @@ type attempt struct {
 	tenant  string
 	resume  string
 	mark    *mark
-	kept    *kept // nil for a turn run by hand
+	kept    *kept     // nil for a turn run by hand
+	budget  *job.Left // what its budgets have left; nil without any
 	stream  Transcript
 
 	recorder *recorder
@@ -213,7 +214,7 @@ func (a *attempt) broken(ctx context.Context, err error) *agent.Result {
 func (a *attempt) launch(ws vcs.Workspace) (Launch, error) {
 	req, added, err := mapping{
 		request: a.request, profile: a.profile, name: a.name, resume: a.resume,
-		workspace: ws, session: a.mark.Session, ceiling: a.Ceiling, environ: a.Environ,
+		workspace: ws, session: a.mark.Session, ceiling: a.Ceiling, environ: a.Environ, budget: a.budget,
 	}.agentRequest()
 	if err != nil {
 		return Launch{}, err
@@ -305,7 +306,7 @@ func (a *attempt) release(ctx context.Context, ws vcs.Workspace, ran bool) error
 func (t *Turns) claimed(ctx context.Context, c job.Claimed, h *kept, stream Transcript) (rep job.Report, local bool) {
 	rep = base(c, t.Worker, t.Host, t.Versions)
 	a := &attempt{
-		Turns: t, name: keyOf(c.Lease).String(), tenant: c.Tenant, resume: c.Resume, kept: h, stream: stream, begun: time.Now(),
+		Turns: t, name: keyOf(c.Lease).String(), tenant: c.Tenant, resume: c.Resume, kept: h, stream: stream, begun: time.Now(), budget: c.Left,
 		mark: &mark{Version: markVersion, Lease: c.Lease, Worker: t.Worker, MarkedAt: time.Now().UTC()},
 	}
 	var res *agent.Result
@@ -313,6 +314,9 @@ func (t *Turns) claimed(ctx context.Context, c job.Claimed, h *kept, stream Tran
 	if err == nil {
 		rep.Agent, rep.Model = agentName(a.profile.Agent), a.profile.Model
 		a.mark.Agent, a.mark.Model = rep.Agent, rep.Model
+		err = a.bounded()
+	}
+	if err == nil {
 		err = h.alone(ctx)
 	}
 	if err == nil {
@@ -320,6 +324,10 @@ func (t *Turns) claimed(ctx context.Context, c job.Claimed, h *kept, stream Tran
 	}
 	rep.EndedAt = time.Now().UTC()
 	rep.Ending, rep.Reason = Ended(res, err, context.Cause(ctx))
+	if what := a.overBudget(res, context.Cause(ctx)); what != "" {
+		rep.Reason = what
+		rep.Notes = append(rep.Notes, what)
+	}
 	rep.Added, rep.SessionDir = a.added, a.mark.Session
 	if inert := a.inertCap(); res != nil && inert != "" {
 		rep.Notes = append(rep.Notes, inert)
