@@ -400,6 +400,11 @@ func TestTokens(t *testing.T) {
 		{"POST", "/v1/pauses", `{"scope":"tenant","name":"acme"}`, [6]int{401, 401, 403, 403, 200, 403}},
 		{"POST", "/v1/pauses/resume", `{"scope":"tenant","name":"acme"}`, [6]int{401, 401, 403, 403, 204, 403}},
 		{"PUT", "/v1/limits", `{"tenant":"acme","max":5}`, [6]int{401, 401, 403, 403, 204, 403}},
+		{"GET", "/v1/budgets", "", [6]int{401, 401, 403, 403, 200, 200}},
+		{"PUT", "/v1/budgets", `{"scope":"tenant","name":"acme","per":"24h","limit_usd":"5"}`, [6]int{401, 401, 403, 403, 204, 403}},
+		{"POST", "/v1/budgets/remove", `{"scope":"tenant","name":"acme","per":"24h"}`, [6]int{401, 401, 403, 403, 204, 403}},
+		{"GET", "/v1/orphans", "", [6]int{401, 401, 403, 403, 200, 200}},
+		{"POST", "/v1/orphans/gone", `{"job":"` + string(another) + `","attempt":1,"kind":"process","why":"looked"}`, [6]int{401, 401, 403, 403, 204, 403}},
 		{"GET", "/metrics", "", [6]int{401, 401, 403, 403, 200, 200}},
 		{"GET", "/nowhere", "", [6]int{401, 401, 404, 404, 404, 404}},
 		{"GET", "/healthz", "", [6]int{200, 200, 200, 200, 200, 200}},
@@ -457,6 +462,37 @@ func TestCheckListen(t *testing.T) {
 
 func TestLookingAndChanging(t *testing.T) {
 	t.Parallel()
+
+	t.Run("operators set budgets and close orphans, on record by name", func(t *testing.T) {
+		t.Parallel()
+		b := newBackend()
+		s := serve(t, b, withTokens)
+		for _, c := range []struct {
+			method, path, body string
+			want               int
+		}{
+			{"PUT", "/v1/budgets", `{"scope":"tag","name":"nightly","per":"168h","limit_usd":"5.25","warn_usd":"4","why":"audit"}`, 204},
+			{"POST", "/v1/budgets/remove", `{"scope":"tenant","name":"acme","per":"24h","why":"over"}`, 204},
+			{"POST", "/v1/budgets/remove", `{"scope":"tenant","name":"nobody","per":"24h"}`, 404},
+			{"POST", "/v1/orphans/gone", `{"job":"` + string(another) + `","attempt":2,"kind":"process","why":"looked"}`, 204},
+			{"POST", "/v1/orphans/gone", `{"job":"` + string(another) + `","attempt":2,"kind":"process"}`, 422},
+			{"PUT", "/v1/budgets", `{"scope":"tag","name":"x","per":"24h","limit_usd":"much"}`, 422},
+			{"PUT", "/v1/budgets", `{"scope":"tag","name":"x","per":"1s","limit_usd":"1"}`, 422},
+			{"PUT", "/v1/budgets", `{"scope":"planet","name":"x","per":"24h","limit_usd":"1"}`, 422},
+		} {
+			if w := ask(s, c.method, c.path, c.body, "Authorization: Bearer anna-token"); w.Code != c.want {
+				t.Errorf("%s %s: %d %s", c.path, c.body, w.Code, w.Body)
+			}
+		}
+		want := []string{"budget tag nightly per 168h 5.25 4.00 anna audit", "remove tenant acme per 24h anna over", "gone " + string(another) + " 2 process anna looked"}
+		if diff := cmp.Diff(want, b.ordered); diff != "" {
+			t.Error(diff)
+		}
+		w := ask(s, "GET", "/v1/budgets", "", "Authorization: Bearer anna-token")
+		if !strings.Contains(w.Body.String(), `"left_usd":"3.75"`) {
+			t.Errorf("lists %s", w.Body)
+		}
+	})
 
 	t.Run("operators pause, resume and limit, on record by name", func(t *testing.T) {
 		t.Parallel()
@@ -548,7 +584,7 @@ func TestLookingAndChanging(t *testing.T) {
 		if !bytes.Contains(doc.Paths["/v1/jobs"]["post"], []byte("#/components/schemas/Request")) {
 			t.Error("enqueue takes no Request")
 		}
-		if got := len(doc.Paths); got != 10 {
+		if got := len(doc.Paths); got != 14 {
 			t.Errorf("%d paths", got)
 		}
 	})
