@@ -266,14 +266,23 @@ type lanes struct{ pool *worker.Pool }
 var (
 	laneSlots = prometheus.NewDesc("turnpike_worker_slots", "Turns a lane may run at a time.", []string{"lane"}, nil)
 	laneFree  = prometheus.NewDesc("turnpike_worker_slots_free", "Slots of a lane that wait for a turn.", []string{"lane"}, nil)
+	unsettled = prometheus.NewDesc("turnpike_worker_reports_unsettled", "Reports in the spool that Postgres does not have yet.", nil, nil)
+	frozen    = prometheus.NewDesc("turnpike_worker_turns_frozen", "Turns that stand still because their lease is in doubt.", nil, nil)
 	laneShut  = prometheus.NewDesc("turnpike_worker_lane_closed", "1 while a lane takes no jobs.", []string{"lane"}, nil)
 )
 
 // Describe implements prometheus.Collector.
-func (lanes) Describe(ch chan<- *prometheus.Desc) { ch <- laneSlots; ch <- laneFree; ch <- laneShut }
+func (lanes) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{laneSlots, laneFree, laneShut, unsettled, frozen} {
+		ch <- d
+	}
+}
 
 // Collect implements prometheus.Collector.
 func (l lanes) Collect(ch chan<- prometheus.Metric) {
+	waiting, still := l.pool.Keeping()
+	ch <- prometheus.MustNewConstMetric(unsettled, prometheus.GaugeValue, float64(waiting))
+	ch <- prometheus.MustNewConstMetric(frozen, prometheus.GaugeValue, float64(still))
 	for _, s := range l.pool.Status().Lanes {
 		shut := 0.0
 		if s.Closed != "" {
