@@ -45,7 +45,7 @@ func Take(c *net.UnixConn, wanted []Door, serve func([]*os.File) error) error {
 	if err != nil {
 		answer.Error = err.Error()
 	}
-	if cause := said.Encode(answer); err == nil {
+	if cause := errors.Join(said.Encode(answer), c.SetDeadline(time.Time{})); err == nil {
 		err = cause
 	}
 	if err != nil {
@@ -81,7 +81,7 @@ func Give(c *net.UnixConn) error {
 	if answer.Error != "" {
 		return errors.New(answer.Error)
 	}
-	return nil
+	return c.SetDeadline(time.Time{})
 }
 
 // Enter gives the doors to the worker behind the unix socket at path and becomes the
