@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os/exec"
 	"strings"
@@ -142,7 +143,8 @@ func (i image) check(name string, f facts) error {
 // gateway is the host's address on the network that open turns are in; invalid where it
 // cannot be told.
 func (c client) gateway(ctx context.Context) netip.Addr {
-	text, err := c.run(ctx, "network", "inspect", "--format", "{{range .IPAM.Config}}{{.Gateway}} {{end}}", openNetwork)
+	const format = `{{range .IPAM.Config}}{{.Gateway}} {{end}}{{index .Options "com.docker.network.bridge.name"}}`
+	text, err := c.run(ctx, "network", "inspect", "--format", format, openNetwork)
 	if err != nil {
 		return netip.Addr{}
 	}
@@ -150,20 +152,32 @@ func (c client) gateway(ctx context.Context) netip.Addr {
 		if a, err := netip.ParseAddr(word); err == nil && a.Is4() {
 			return a
 		}
+		bridge, err := net.InterfaceByName(word)
+		if err != nil {
+			continue
+		}
+		addrs, err := bridge.Addrs()
+		if err != nil {
+			continue
+		}
+		for _, a := range addrs {
+			if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().Is4() {
+				return p.Addr()
+			}
+		}
 	}
 	return netip.Addr{}
 }
 
-// private are the engine's own paths on the host, which no mount may reach.
-func (c client) private(ctx context.Context, f facts) []string {
-	paths := []string{"/var/lib/containerd"}
-	if f.Info.DockerRootDir != "" {
-		paths = append(paths, f.Info.DockerRootDir)
+// socket is the engine's own, by which the client reaches it; empty where it has none.
+func (c client) socket(ctx context.Context) string {
+	at, err := c.run(ctx, "context", "inspect", "--format", "{{.Endpoints.docker.Host}}")
+	if err != nil {
+		return ""
 	}
-	if at, err := c.run(ctx, "context", "inspect", "--format", "{{.Endpoints.docker.Host}}"); err == nil {
-		if sock, ok := strings.CutPrefix(at, "unix://"); ok {
-			paths = append(paths, sock)
-		}
+	path, _ := strings.CutPrefix(at, "unix://")
+	if path == at {
+		return ""
 	}
-	return paths
+	return path
 }

@@ -39,8 +39,40 @@ type Engine struct {
 	Label string
 	Log   *slog.Logger
 
-	mu    sync.Mutex // guards looks
+	mu    sync.Mutex // guards looks and known
 	looks map[lookKey]*looked
+	known map[string]known // by the engine's program
+}
+
+// factsTime is how long what an engine says of itself is believed. What a turn is held to
+// is looked at in every container.
+const factsTime = time.Minute
+
+// known is what an engine said of itself.
+type known struct {
+	facts facts
+	until time.Time
+}
+
+// facts asks the engine what it is, now and then.
+func (e *Engine) facts(ctx context.Context, c client) (facts, error) {
+	e.mu.Lock()
+	k, ok := e.known[c.bin]
+	e.mu.Unlock()
+	if ok && time.Now().Before(k.until) {
+		return k.facts, nil
+	}
+	f, err := c.facts(ctx)
+	if err != nil {
+		return f, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.known == nil {
+		e.known = map[string]known{}
+	}
+	e.known[c.bin] = known{f, time.Now().Add(factsTime)}
+	return f, nil
 }
 
 var _ agent.Engine = (*Engine)(nil)
@@ -68,7 +100,7 @@ func (e *Engine) log() *slog.Logger {
 // Look implements agent.Engine.
 func (e *Engine) Look(ctx context.Context, bin string, p agent.Profile) (agent.Premises, error) {
 	c := e.client(bin)
-	facts, err := c.facts(ctx)
+	facts, err := e.facts(ctx, c)
 	if err != nil {
 		return agent.Premises{}, err
 	}
@@ -84,7 +116,7 @@ func (e *Engine) Look(ctx context.Context, bin string, p agent.Profile) (agent.P
 	}
 	out := agent.Premises{
 		Image: img.ID, Env: img.Config.Env, WorkDir: workDir, Root: os.Getuid() == 0,
-		Private: c.private(ctx, facts), Host: c.gateway(ctx),
+		Private: facts.private(), Host: facts.gateway,
 		Version: facts.version(), Weaknesses: facts.weaknesses(),
 	}
 	if out.MaskFile, out.MaskDir, err = e.standIns(); err != nil {

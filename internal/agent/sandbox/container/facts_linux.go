@@ -3,6 +3,7 @@ package container
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strconv"
@@ -28,8 +29,9 @@ type facts struct {
 		SwapLimit       bool
 		PidsLimit       bool
 		CPUCfsQuota     bool `json:"CpuCfsQuota"`
-		InitBinary      string
 	}
+	gateway netip.Addr
+	socket  string
 }
 
 // oldestAPI is the engine's API from which on its mounts can be held to what they are.
@@ -43,7 +45,19 @@ func (c client) facts(ctx context.Context) (facts, error) {
 	if err := c.ask(ctx, &f.Info, "info", "--format", "{{json .}}"); err != nil {
 		return f, fmt.Errorf("the container engine does not answer: %w", err)
 	}
+	f.gateway, f.socket = c.gateway(ctx), c.socket(ctx)
 	return f, nil
+}
+
+// private are the engine's own paths on the host, which no mount may reach.
+func (f facts) private() []string {
+	paths := []string{"/var/lib/containerd"}
+	for _, p := range []string{f.Info.DockerRootDir, f.socket} {
+		if p != "" {
+			paths = append(paths, p)
+		}
+	}
+	return paths
 }
 
 // check refuses an engine that cannot hold a turn.

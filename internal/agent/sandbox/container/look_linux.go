@@ -39,15 +39,15 @@ func look(out io.Writer) error {
 			found.Agents[name] = path
 		}
 	}
-	s := search{commands: filepath.SplitList(os.Getenv("PATH")), paths: map[string]bool{}, files: map[file]bool{}}
+	s := search{commands: filepath.SplitList(os.Getenv("PATH")), paths: map[string]bool{}, files: map[file]bool{}, names: map[file][]string{}}
 	s.commands = append(s.commands, agent.CommandDirs()...)
 	if err := s.walk("/"); err != nil {
 		return err
 	}
-	// Other names of the same files would do as well.
-	s.again = true
-	if err := s.walk("/"); err != nil {
-		return err
+	for id := range s.files { // other names of the same files would do as well
+		for _, path := range s.names[id] {
+			s.paths[path] = false
+		}
 	}
 	found.Denied = s.outermost()
 	return json.NewEncoder(out).Encode(found)
@@ -57,10 +57,10 @@ type file struct{ device, inode uint64 }
 
 // search finds the executables of version control by name, wherever they are.
 type search struct {
-	commands []string        // directories in which more names count
-	paths    map[string]bool // found, and whether it is a directory
-	files    map[file]bool   // found
-	again    bool            // look for other names of files
+	commands []string          // directories in which more names count
+	paths    map[string]bool   // found, and whether it is a directory
+	files    map[file]bool     // found
+	names    map[file][]string // of files that have several
 }
 
 // walk looks through the image's own files and follows no link; what is mounted over
@@ -90,11 +90,8 @@ func (s *search) walk(root string) error {
 			return nil
 		}
 		id := file{st.Dev, st.Ino}
-		if s.again {
-			if s.files[id] {
-				s.paths[path] = false
-			}
-			return nil
+		if st.Nlink > 1 {
+			s.names[id] = append(s.names[id], path)
 		}
 		if s.denied(path, e) {
 			s.add(path, id, info.Mode().IsRegular())

@@ -3,6 +3,7 @@
 package container_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -54,11 +55,7 @@ func newBench(t testing.TB) *bench {
 	t.Cleanup(cancel)
 	b := &bench{TB: t, ctx: ctx, dir: t.TempDir(), run: t.TempDir()}
 	b.engine = &container.Engine{Dir: b.run, Label: label}
-	p, err := b.engine.Look(ctx, "", agent.Profile{Sandbox: agent.SandboxContainer, SandboxImage: testenv.AgentImage(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.image = p.Image
+	b.image = docker(t, "image", "inspect", "--format", "{{.Id}}", testenv.AgentImage(t))
 	t.Cleanup(func() {
 		// Outside the test's own time, which may be over.
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -97,18 +94,23 @@ type started struct {
 
 // sink gathers what a stream carries.
 type sink struct {
+	line chan struct{} // closes once there is a line
 	done chan struct{}
 	buf  bytes.Buffer
 }
 
 func (s *sink) text() string { <-s.done; return s.buf.String() }
 
-func gather(r *os.File) *sink {
-	s := &sink{done: make(chan struct{})}
+func gather(f *os.File) *sink {
+	s := &sink{line: make(chan struct{}), done: make(chan struct{})}
 	go func() {
 		defer close(s.done)
+		defer f.Close()
+		r := bufio.NewReader(f)
+		first, _ := r.ReadString('\n')
+		s.buf.WriteString(first)
+		close(s.line)
 		_, _ = io.Copy(&s.buf, r)
-		_ = r.Close()
 	}()
 	return s
 }

@@ -37,7 +37,7 @@ const (
 
 // Start implements agent.Engine.
 func (e *Engine) Start(ctx context.Context, cmd *exec.Cmd, box agent.Box, rec agent.Recorder) (_ agent.Process, err error) {
-	s := &start{client: e.client(box.Bin), box: box, cmd: cmd, rec: rec}
+	s := &start{engine: e, client: e.client(box.Bin), box: box, cmd: cmd, rec: rec}
 	s.identity = agent.Identity{Kind: agent.KindContainer, Label: box.Label}
 	if s.stage, err = e.stage(); err != nil {
 		return nil, fmt.Errorf("start container: %w", err)
@@ -59,6 +59,7 @@ func (e *Engine) Start(ctx context.Context, cmd *exec.Cmd, box agent.Box, rec ag
 
 // start is a container on its way to run an agent.
 type start struct {
+	engine   *Engine
 	client   client
 	box      agent.Box
 	cmd      *exec.Cmd
@@ -99,7 +100,7 @@ func (s *start) prepare(ctx context.Context) error {
 		}
 		s.streams = append(s.streams, f)
 	}
-	f, err := s.client.facts(ctx)
+	f, err := s.engine.facts(ctx, s.client)
 	if err != nil {
 		return err
 	}
