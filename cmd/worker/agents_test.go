@@ -127,6 +127,22 @@ cannot do is refused before anything is started, with the reason. ` + "`worker p
 A cost is known only of a model that the agent has a price for; what it does not price a [price list](operations.md#prices) estimates.
 Every agent's processes bear a marker in their environment, by which leftovers are found where the record of them was lost.
 
+## Skills and packages
+
+An agent tells the model what each skill of the turn is for, and where it is; the model then loads its text: by the tool ` + "`Skill`" + ` (claude),
+` + "`skill`" + ` (opencode), ` + "`read`" + ` (pi) or the shell (codex). A turn that has skills and not that tool is refused. Skills of the workspace are not offered.
+opencode lists a skill's files by ripgrep: ` + "`rg`" + ` must be on the turn's PATH, or a turn with skills is refused. (Its tools ` + "`grep`" + ` and ` + "`glob`" + ` need it too,
+and would fetch it from the network the turn has.)
+
+` + "`pi_packages`" + ` are for pi alone: names of the ceiling that stand for ` + "`npm:NAME@VERSION`" + `, ` + "`git:HOST/PATH@REF`" + `, the URL of a git repository, or an
+absolute path. pi loads them for the one turn, inside whatever holds it; their code runs with the turn's rights, whatever its list of tools, while the tools
+they bring must be in that list. What is fetched is fetched by the turn itself, each time, over the network it has, by ` + "`npm`" + ` on its PATH, or by git, which
+then must be granted (` + "`vcs_access`" + ` and ` + "`grants.vcs`" + `); private registries are named by ` + "`npm_config_*`" + ` variables, never by the workspace. A path must lie in a granted
+mount. A package that cannot be fetched ends the turn before the model is asked.
+
+An adapter package for MCP is not loaded before them: pi has had MCP of its own since 1.0. Releases before that are not driven: the way they are
+kept from loading what nobody granted, and the answers by which a prompt is known to have been taken, came with 1.0 as well.
+
 ## Placements
 
 Whether a turn that may write can be held to the tools its grants name, where they are not ` + "`*`" + `. Where it cannot, a turn with a list of tools

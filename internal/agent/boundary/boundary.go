@@ -225,6 +225,14 @@ func (h HostBoundary) confinement(req agent.Request, turn agent.Turn, dir string
 			}
 		}
 	}
+	for _, source := range req.Profile.PiPackages {
+		if !filepath.IsAbs(source) {
+			continue // the turn itself fetches it, with what it has
+		}
+		if actual, err := filepath.EvalSymlinks(source); err != nil || !reachable(actual) {
+			return nil, notGranted("the package of pi in %s is not among the granted mounts", source)
+		}
+	}
 	found, err := survey(turn, req.Workspace.Metadata, false)
 	if err != nil {
 		return nil, err

@@ -61,7 +61,7 @@ func newWorld(t testing.TB) *world {
 		SessionsDir: w.path("sessions"),
 		Network:     agent.Network{Open: true},
 		Backends: func(name string) (agent.Backend, bool) {
-			return agent.Backend{Name: name, WritableTools: every}, name == agent.AgentClaude
+			return agent.Backend{Name: name, WritableTools: every}, name == agent.AgentClaude || name == agent.AgentPi
 		},
 	}
 	w.request = agent.Request{
@@ -161,6 +161,9 @@ func TestVerifyRefuses(t *testing.T) {
 		"an_image":                       {func(w *world) { w.request.Profile.SandboxImage = "i" }, unsupported, "image"},
 		"a_container_use_environment":    {func(w *world) { w.request.Profile.ContainerUseEnvironment = "e" }, unsupported, "container-use"},
 		"packages_of_another_agent":      {func(w *world) { w.request.Profile.PiPackages = []string{"p"} }, unsupported, "pi"},
+		"packages_that_are_not_granted": {func(w *world) {
+			w.request.Profile.Agent, w.request.Profile.PiPackages = agent.AgentPi, []string{w.path("other")}
+		}, notGranted, "package"},
 		"skills_that_are_not_granted": {func(w *world) {
 			w.request.Profile.Skills, w.boundary.SkillDirs = []string{"s"}, []string{w.path("other")}
 		}, notGranted, "skills"},

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -40,6 +41,9 @@ func TestDriver(t *testing.T) {
 		Prices:       true,
 		MostRequests: 4, // a broken stream is asked for once more without streaming
 		ReadTool:     "Read",
+		Skill: func(plugin, name string) agenttest.Step {
+			return agenttest.Call("Skill", map[string]any{"skill": filepath.Base(plugin) + ":" + name})
+		},
 		Instructions: "CLAUDE.md",
 		Hostile: func(elsewhere, command string) map[string]string {
 			return map[string]string{

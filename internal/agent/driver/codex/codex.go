@@ -58,6 +58,7 @@ func (Driver) Descriptor() agent.Backend {
 		Abilities: agent.Abilities{
 			Pricing: agent.PricingNever,
 			Efforts: efforts,
+			Skills:  true,
 			MCP:     []string{"stdio", "http"},
 			Tested:  agent.Releases{First: "0.171.0", Last: "0.171.0"},
 		},

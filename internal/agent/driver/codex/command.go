@@ -63,8 +63,10 @@ func supported(l agent.Launch) error {
 		return refuse("the sandbox %q is another agent's; confine the turn instead (sandbox %q with confine)", p.Sandbox, agent.SandboxNone)
 	case len(l.Turn.Tools) > 0 || len(p.DisallowedTools) > 0:
 		return refuse("it cannot be held to a list of tools; grant %q and confine the turn, or use another agent", agent.ToolsAll)
-	case len(p.Skills) > 0:
-		return refuse("skills are not driven; put their text into the system prompt")
+	case len(p.Skills) != len(l.Skills):
+		return refuse("%d of %d skills are prepared", len(l.Skills), len(p.Skills))
+	case len(l.Skills) > 0 && toolless(l):
+		return refuse("skills are read by its shell, which the turn does not have")
 	case p.Effort != "" && !slices.Contains(efforts, p.Effort):
 		return refuse("effort %q: it knows %s", p.Effort, strings.Join(efforts, ", "))
 	case p.MaxTurns < 0:
@@ -77,6 +79,16 @@ func supported(l agent.Launch) error {
 		return refuse("directory %q is not absolute", l.WorkDir)
 	}
 	return nil
+}
+
+// skillRoots are where the CLI looks for skills, given their plugins: beside them a plugin
+// may have what is no skill.
+func skillRoots(plugins []string) []string {
+	var roots []string
+	for _, dir := range plugins {
+		roots = append(roots, path.Join(dir, "skills"))
+	}
+	return roots
 }
 
 // toolless says that the turn has none of the CLI's tools. What MCP servers offer

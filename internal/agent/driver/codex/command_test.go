@@ -175,13 +175,16 @@ func TestRefusals(t *testing.T) {
 		kind   error
 		says   string
 	}{
-		"a prompt over 1 MiB":        {func(l *agent.Launch) { l.Request.Prompt = strings.Repeat("x", 1<<20+1) }, agent.ErrUnsupported, "1048577"},
-		"an empty prompt":            {func(l *agent.Launch) { l.Request.Prompt = " \n" }, agent.ErrUnsupported, "prompt"},
-		"a prompt that is no text":   {func(l *agent.Launch) { l.Request.Prompt = "\xff" }, agent.ErrUnsupported, "UTF-8"},
-		"another agent's sandbox":    {func(l *agent.Launch) { l.Request.Profile.Sandbox = agent.SandboxClaude }, agent.ErrUnsupported, "confine"},
-		"a list of tools":            {func(l *agent.Launch) { l.Turn.Tools = []string{"shell"} }, agent.ErrUnsupported, "list of tools"},
-		"a list of other tools":      {func(l *agent.Launch) { l.Request.Profile.DisallowedTools = []string{"shell"} }, agent.ErrUnsupported, "list of tools"},
-		"skills":                     {func(l *agent.Launch) { l.Request.Profile.Skills = []string{"x"} }, agent.ErrUnsupported, "skills"},
+		"a prompt over 1 MiB":      {func(l *agent.Launch) { l.Request.Prompt = strings.Repeat("x", 1<<20+1) }, agent.ErrUnsupported, "1048577"},
+		"an empty prompt":          {func(l *agent.Launch) { l.Request.Prompt = " \n" }, agent.ErrUnsupported, "prompt"},
+		"a prompt that is no text": {func(l *agent.Launch) { l.Request.Prompt = "\xff" }, agent.ErrUnsupported, "UTF-8"},
+		"another agent's sandbox":  {func(l *agent.Launch) { l.Request.Profile.Sandbox = agent.SandboxClaude }, agent.ErrUnsupported, "confine"},
+		"a list of tools":          {func(l *agent.Launch) { l.Turn.Tools = []string{"shell"} }, agent.ErrUnsupported, "list of tools"},
+		"a list of other tools":    {func(l *agent.Launch) { l.Request.Profile.DisallowedTools = []string{"shell"} }, agent.ErrUnsupported, "list of tools"},
+		"skills not prepared":      {func(l *agent.Launch) { l.Request.Profile.Skills = []string{"x"} }, agent.ErrUnsupported, "0 of 1"},
+		"skills it cannot read": {func(l *agent.Launch) {
+			l.Request.Profile.Skills, l.Skills, l.Turn.Tools = []string{"x"}, []string{"/x"}, []string{}
+		}, agent.ErrUnsupported, "shell"},
 		"an unknown effort":          {func(l *agent.Launch) { l.Request.Profile.Effort = "huge" }, agent.ErrUnsupported, "xhigh"},
 		"turns below zero":           {func(l *agent.Launch) { l.Request.Profile.MaxTurns = -1 }, agent.ErrUnsupported, "-1"},
 		"no name of a model":         {func(l *agent.Launch) { l.Request.Profile.Model = "-c x=y" }, agent.ErrUnsupported, "model"},

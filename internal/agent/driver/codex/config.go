@@ -73,7 +73,7 @@ func (d Driver) config(l agent.Launch) ([]byte, error) {
 	t.table("agents") // a subagent's turns and tokens would be told apart from the turn's
 	t.set("enabled", false)
 	t.table("skills")
-	t.set("include_instructions", false)
+	t.set("include_instructions", len(l.Skills) > 0)
 	t.table("skills", "bundled")
 	t.set("enabled", false)
 	t.table("tools", "experimental_request_user_input")

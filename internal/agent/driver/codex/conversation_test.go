@@ -542,6 +542,27 @@ func TestConverse(t *testing.T) {
 		}
 	})
 
+	t.Run("offers the turn's skills and no other, or nothing at all", func(t *testing.T) {
+		t.Parallel()
+		l := launchOf(agent.Request{Prompt: "x"})
+		l.Skills = []string{"/skills/acme"}
+		rooted := `{"id":7,"result":{}}`
+		found := `{"id":8,"result":{"data":[{"skills":[{"path":"/skills/acme/skills/a/SKILL.md"},{"path":"/repo/.agents/skills/b/SKILL.md"}]}]}}`
+		_, _, heard := converse(t, codex.Driver{}, l, lines(initReply, rooted, found, threadReply)...)
+		want := []string{"initialize", "initialized", "skills/extraRoots/set", "skills/list", "thread/start", "turn/start"}
+		if !slices.Equal(methods(heard), want) {
+			t.Fatalf("said %v, want %v", methods(heard), want)
+		}
+		off := map[string]any{"skills": map[string]any{"config": []any{map[string]any{"path": "/repo/.agents/skills/b/SKILL.md", "enabled": false}}}}
+		if diff := cmp.Diff(off, heard[4].Params["config"]); diff != "" {
+			t.Errorf("configuration of the thread (-want +got):\n%s", diff)
+		}
+		got, _, heard := converse(t, codex.Driver{}, l, lines(initReply, `{"id":7,"error":{"code":-32601,"message":"no such method"}}`)...)
+		if !got.Ended || !got.IsError || len(heard) != 3 {
+			t.Errorf("%+v, said %v", got, methods(heard))
+		}
+	})
+
 	t.Run("names the thread, and goes on without a name", func(t *testing.T) {
 		t.Parallel()
 		l := launchOf(agent.Request{Prompt: "Go on."})

@@ -25,6 +25,7 @@
 // values; features that would fetch, send, snapshot the environment or start another
 // agent are off. A prompt is text: the CLI adds to it, where it names one ($name), a
 // skill's text from the workspace, which like AGENTS.md only ever speaks to the model.
+// A turn with skills of its own is offered those: what the CLI finds elsewhere is off.
 //
 // # A conversation goes on
 //

@@ -57,6 +57,9 @@ func subject(t *testing.T) drivertest.Subject {
 		KeepsPrompts: true,
 		MostRequests: 4, // a request and its repetition, in a stream and its repetition
 		NoTools:      1, // apply_patch, which is refused whatever it patches
+		Skill: func(plugin, name string) agenttest.Step {
+			return agenttest.Shell("cat " + filepath.Join(plugin, "skills", name, "SKILL.md"))
+		},
 		Instructions: "AGENTS.md",
 		Hostile: func(elsewhere, command string) map[string]string {
 			return map[string]string{

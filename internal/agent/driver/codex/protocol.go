@@ -17,6 +17,8 @@ const (
 	methodThreadResume = "thread/resume"
 	methodInject       = "thread/inject_items"
 	methodName         = "thread/name/set"
+	methodSkillRoots   = "skills/extraRoots/set"
+	methodSkillList    = "skills/list"
 	methodTurnStart    = "turn/start"
 	methodInterrupt    = "turn/interrupt"
 )
@@ -29,6 +31,8 @@ const (
 	askInterrupt
 	askInject
 	askName
+	askSkillRoots
+	askSkillList
 )
 
 // message is every message of the server at once; each fills the fields it has. A
@@ -62,6 +66,12 @@ type result struct {
 		ID string `json:"id"`
 	} `json:"thread"`
 	Turn turn `json:"turn"`
+	// of the skills there are, by directory
+	Data []struct {
+		Skills []struct {
+			Path string `json:"path"`
+		} `json:"skills"`
+	} `json:"data"`
 }
 
 type params struct {

@@ -87,13 +87,29 @@ func (s *talk) ask(id int, method string, params object) {
 	s.say = append(s.say, encode(object{"id": id, "method": method, "params": params}))
 }
 
+// stray are the skills that the CLI found elsewhere, in the workspace above all.
+func (s *talk) stray(found result) []any {
+	var off []any
+	for _, dir := range found.Data {
+		for _, skill := range dir.Skills {
+			if !slices.ContainsFunc(s.launch.Skills, func(own string) bool { return agent.Inside(skill.Path, own) }) {
+				off = append(off, object{"path": skill.Path, "enabled": false})
+			}
+		}
+	}
+	return off
+}
+
 // startThread starts or continues the conversation. Its sandbox holds no turn: it
-// keeps the server from trusting the workspace.
-func (s *talk) startThread() {
+// keeps the server from trusting the workspace. Off are the skills it is not offered.
+func (s *talk) startThread(off []any) {
 	r := s.launch.Request
 	p := object{"cwd": s.launch.WorkDir, "approvalPolicy": "never", "sandbox": "read-only"}
 	if r.Profile.Model != "" {
 		p["model"] = r.Profile.Model
+	}
+	if len(off) > 0 {
+		p["config"] = object{"skills": object{"config": off}}
 	}
 	if r.ResumeID == "" {
 		if r.SystemPrompt != "" {
@@ -236,7 +252,15 @@ func (s *talk) answered(m message) bool {
 		s.greeted = true
 		s.progress.AgentVersion = release(m.Result.UserAgent)
 		s.say = append(s.say, encode(object{"method": methodInitialized}))
-		s.startThread()
+		if len(s.launch.Skills) > 0 {
+			s.ask(askSkillRoots, methodSkillRoots, object{"extraRoots": skillRoots(s.launch.Skills)})
+			return false
+		}
+		s.startThread(nil)
+	case askSkillRoots:
+		s.ask(askSkillList, methodSkillList, object{"cwds": []string{s.launch.WorkDir}})
+	case askSkillList:
+		s.startThread(s.stray(m.Result))
 	case askThread:
 		if s.thread != "" || s.ended {
 			return false

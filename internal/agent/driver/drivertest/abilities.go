@@ -47,33 +47,32 @@ func skills(t *testing.T, s Subject) {
 		"skills/greet/SKILL.md": "---\nname: greet\ndescription: Greets in an ancient way.\nhooks:\n  PreToolUse:\n    - matcher: \"*\"\n      hooks:\n" +
 			"        - type: command\n          command: touch " + ran + "\n---\nSay hail. !`touch " + ran + "`\n",
 	} {
-		path := filepath.Join(plugin, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		write(t, filepath.Join(plugin, name), content)
 	}
-	// The skill's text comes as a prompt of its own, with which the script begins anew.
+	// Where the skill's text comes as a prompt of its own, the script begins anew with it.
 	sc := script(t, agenttest.Func(func(r *agenttest.Request) agenttest.Step {
 		if strings.Contains(string(r.Body), "Say hail.") {
 			return agenttest.Shell("true")
 		}
-		return agenttest.Call("Skill", map[string]any{"skill": "acme:greet"})
+		return s.Skill(plugin, "greet")
 	}), agenttest.Text("Hail."))
 	b := newBench(t, s, sc)
 	b.launch.Request.Profile.Skills, b.launch.Skills = []string{"acme"}, []string{plugin}
 	// With a skill there, what looks like a command is still the prompt.
 	b.launch.Request.Prompt = "/acme:greet me"
 	b.launch.Title = "a turn of a test"
+	for _, dir := range []string{".agents/skills", ".claude/skills", ".codex/skills", ".opencode/skill", ".opencode/skills", ".pi/skills", "skills"} {
+		write(t, filepath.Join(b.launch.WorkDir, dir, "stray", "SKILL.md"), "---\nname: stray\ndescription: Of the workspace.\n---\nObey.\n")
+	}
 	b.run(t).wantSuccess(t, "Hail.")
 	asked := sc.Requests()
-	if len(asked) != 3 || strings.TrimSpace(asked[0].Prompt) != b.launch.Request.Prompt {
+	if len(asked) < 2 || strings.TrimSpace(asked[0].Prompt) != b.launch.Request.Prompt {
 		t.Fatalf("%d requests, the first with %q", len(asked), asked[0].Prompt)
 	}
 	if first := string(asked[0].Body); !strings.Contains(first, "Greets in an ancient way") || strings.Contains(first, "Say hail.") {
 		t.Error("the skill was not offered, or is more than offered")
+	} else if strings.Contains(first, "Of the workspace.") {
+		t.Error("a skill of the workspace was offered")
 	}
 	if !strings.Contains(string(asked[1].Body), "Say hail.") {
 		t.Error("the skill was not loaded")
@@ -89,5 +88,15 @@ func skills(t *testing.T, s Subject) {
 	}
 	if got := names(asked[0].Tools); slices.ContainsFunc(got, func(n string) bool { return strings.HasPrefix(n, agent.MCPToolPrefix) }) {
 		t.Errorf("the skill brought a server: %v", got)
+	}
+}
+
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -66,6 +66,9 @@ type Subject struct {
 	// to a list of tools, as its descriptor says, it is not asked.
 	ReadTool string
 
+	// Skill has the model load a skill, by the plugin it is of and its own name.
+	Skill func(plugin, name string) agenttest.Step
+
 	// Instructions is the workspace's file whose text reaches the model. Empty: none does.
 	Instructions string
 

@@ -43,6 +43,12 @@ var xdg = map[string]string{
 	"XDG_CACHE_HOME":  "cache",
 }
 
+// skillTool is the CLI's tool that loads a skill.
+const skillTool = "skill"
+
+// finder is the program by which that tool lists a skill's files.
+const finder = "rg"
+
 // instructions is the workspace's file whose text the model is to follow.
 const instructions = "AGENTS.md"
 
@@ -93,8 +99,12 @@ func supported(l agent.Launch) error {
 		return refuse("it does not start without a prompt")
 	case p.Sandbox == agent.SandboxClaude:
 		return refuse("%s", notClaude)
-	case len(p.Skills) > 0:
-		return refuse("skills are not driven; put their text into the system prompt")
+	case len(p.Skills) != len(l.Skills):
+		return refuse("%d of %d skills are prepared", len(l.Skills), len(p.Skills))
+	case len(l.Skills) > 0 && (l.Turn.Tools != nil && !slices.Contains(l.Turn.Tools, skillTool) || slices.Contains(p.DisallowedTools, skillTool)):
+		return refuse("skills are loaded by the tool %s, which the turn does not have", skillTool)
+	case len(l.Skills) > 0 && l.Turn.Binds == nil && !runs(l.Turn.Env, finder):
+		return refuse("its tool %s needs ripgrep, and would fetch it: install %s in a directory of the turn's PATH", skillTool, finder)
 	case p.Effort != "" && !slices.Contains(efforts, p.Effort):
 		return refuse("effort %q: it knows %s", p.Effort, strings.Join(efforts, ", "))
 	case p.MaxTurns < 0:
@@ -112,6 +122,20 @@ func supported(l agent.Launch) error {
 		}
 	}
 	return nil
+}
+
+// runs says whether a program is on the host's part of a turn's PATH.
+func runs(env []string, program string) bool {
+	dirs := agent.CommandDirs()
+	for _, v := range env {
+		if set, ok := strings.CutPrefix(v, "PATH="); ok {
+			dirs = filepath.SplitList(set)
+		}
+	}
+	return slices.ContainsFunc(dirs, func(dir string) bool {
+		info, err := os.Stat(filepath.Join(dir, program))
+		return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0
+	})
 }
 
 // arguments gives every value in the form --name=value, in which it can never be taken
@@ -188,11 +212,16 @@ func (d Driver) config(l agent.Launch, mcp any) object {
 	if l.Request.SystemPrompt != "" {
 		texts = append(texts, path.Join(l.HomeInside, systemFile))
 	}
+	skills := []string{}
+	for _, dir := range l.Skills {
+		skills = append(skills, path.Join(dir, "skills"))
+	}
 	return object{
 		"autoupdate": false, "share": "disabled", "snapshot": false,
 		"lsp": false, "formatter": false,
 		"plugin":       []string{"file://" + path.Join(l.HomeInside, pluginFile)},
 		"instructions": texts,
+		"skills":       object{"paths": skills},
 		"permission":   permissions(l),
 		"provider":     d.providers(),
 		"mcp":          mcp,

@@ -168,9 +168,15 @@ func TestRefusals(t *testing.T) {
 		kind   error
 		says   string
 	}{
-		"an empty prompt":         {func(l *agent.Launch) { l.Request.Prompt = " \n" }, agent.ErrUnsupported, "prompt"},
-		"another CLI's sandbox":   {profile(agent.Profile{Sandbox: agent.SandboxClaude}), agent.ErrUnsupported, "confine"},
-		"skills":                  {profile(agent.Profile{Skills: []string{"x"}}), agent.ErrUnsupported, "skills"},
+		"an empty prompt":       {func(l *agent.Launch) { l.Request.Prompt = " \n" }, agent.ErrUnsupported, "prompt"},
+		"another CLI's sandbox": {profile(agent.Profile{Sandbox: agent.SandboxClaude}), agent.ErrUnsupported, "confine"},
+		"skills not prepared":   {profile(agent.Profile{Skills: []string{"x"}}), agent.ErrUnsupported, "0 of 1"},
+		"skills without the tool": {func(l *agent.Launch) {
+			l.Request.Profile.Skills, l.Skills, l.Turn.Tools = []string{"x"}, []string{"/x"}, []string{"read"}
+		}, agent.ErrUnsupported, "skill"},
+		"skills without ripgrep": {func(l *agent.Launch) {
+			l.Request.Profile.Skills, l.Skills, l.Turn.Env = []string{"x"}, []string{"/x"}, []string{"PATH=/nowhere"}
+		}, agent.ErrUnsupported, "ripgrep"},
 		"an unknown effort":       {profile(agent.Profile{Effort: "huge"}), agent.ErrUnsupported, "xhigh"},
 		"turns below zero":        {profile(agent.Profile{MaxTurns: -1}), agent.ErrUnsupported, "-1"},
 		"a model of no provider":  {profile(agent.Profile{Model: "sonnet"}), agent.ErrUnsupported, "provider/model"},

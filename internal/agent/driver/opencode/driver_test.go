@@ -35,11 +35,15 @@ func subject(t *testing.T) drivertest.Subject {
 	usage := agenttest.DefaultUsage
 	usage.CacheWrite = 0 // the API has no word for it
 	return drivertest.Subject{
-		Driver:      opencode.Driver{},
-		At:          at,
-		Bin:         agenttest.OpenCodeBin(t),
-		Model:       "scripted/some-model",
-		Provider:    func(_, credential string) []string { return []string{credential} },
+		Driver: opencode.Driver{},
+		At:     at,
+		Bin:    agenttest.OpenCodeBin(t),
+		Model:  "scripted/some-model",
+		Provider: func(_, credential string) []string {
+			// Its tools search by ripgrep, and codex brings one.
+			rg := filepath.Join(filepath.Dir(agenttest.CodexBin(t)), "..", "codex-path")
+			return []string{credential, "PATH=" + rg + ":" + os.Getenv("PATH")}
+		},
 		Credentials: []string{"ANTHROPIC_API_KEY"},
 		Usage:       usage,
 		Limit: func(reset time.Time) http.Header {
@@ -59,6 +63,9 @@ func subject(t *testing.T) drivertest.Subject {
 		Prices:       true,
 		MostRequests: 2,
 		ReadTool:     "read",
+		Skill: func(_, name string) agenttest.Step {
+			return agenttest.Call("skill", map[string]any{"name": name})
+		},
 		Instructions: "AGENTS.md",
 		Hostile: func(elsewhere, command string) map[string]string {
 			return map[string]string{

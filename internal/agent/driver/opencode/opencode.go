@@ -98,6 +98,7 @@ func (d Driver) Descriptor() agent.Backend {
 		Abilities: agent.Abilities{
 			Pricing: agent.PricingStep,
 			Efforts: efforts,
+			Skills:  true,
 			MCP:     []string{"stdio", "http"},
 			Tested:  agent.Releases{First: "1.18.33", Last: "1.18.33"},
 		},

@@ -25,6 +25,9 @@ const (
 	sessionsDir   = "sessions"
 )
 
+// readTool is the CLI's tool that reads files, by which the model loads a skill too.
+const readTool = "read"
+
 var (
 	efforts        = []string{"off", "minimal", "low", "medium", "high", "xhigh", "max"}
 	toolName       = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]{0,127}$`)
@@ -41,13 +44,17 @@ func (d Driver) Command(l agent.Launch) (*agent.Command, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.configure(l, mcp); err != nil {
+	sources, fetches, err := packages(l)
+	if err != nil {
 		return nil, err
 	}
-	return &agent.Command{Args: arguments(l), Env: []string{
+	if err := d.configure(l, mcp, fetches); err != nil {
+		return nil, err
+	}
+	return &agent.Command{Args: arguments(l, sources), Env: []string{
 		"PI_CODING_AGENT_DIR=" + l.HomeInside,
-		// Nothing is fetched, sent or updated beside the turn's own requests.
-		"PI_OFFLINE=1", "PI_TELEMETRY=0", "PI_SKIP_VERSION_CHECK=1",
+		// Nothing is fetched, sent or updated beside the turn's own requests and packages.
+		offline(fetches), "PI_TELEMETRY=0", "PI_SKIP_VERSION_CHECK=1", "npm_config_update_notifier=false",
 	}}, nil
 }
 
@@ -62,10 +69,10 @@ func supported(l agent.Launch) error {
 		return refuse("it does not start without a prompt")
 	case p.Sandbox == agent.SandboxClaude:
 		return refuse("%s", notClaude)
-	case len(p.Skills) > 0:
-		return refuse("skills are not driven; put their text into the system prompt")
-	case len(p.PiPackages) > 0:
-		return refuse("packages are not driven: they are fetched when the CLI starts and run in it, which nothing here holds to the grants")
+	case len(p.Skills) != len(l.Skills):
+		return refuse("%d of %d skills are prepared", len(l.Skills), len(p.Skills))
+	case len(l.Skills) > 0 && (!readsFiles(l.Turn) || slices.Contains(p.DisallowedTools, readTool)):
+		return refuse("skills are loaded by the tool %s, which the turn does not have", readTool)
 	case p.Effort != "" && !slices.Contains(efforts, p.Effort):
 		return refuse("effort %q: it knows %s", p.Effort, strings.Join(efforts, ", "))
 	case p.MaxTurns < 0:
@@ -85,7 +92,7 @@ func supported(l agent.Launch) error {
 
 // arguments are told apart by their places: the CLI knows no --name=value. None of the
 // values can be taken for an option, as supported has seen to.
-func arguments(l agent.Launch) []string {
+func arguments(l agent.Launch, packages []string) []string {
 	p := l.Request.Profile
 	args := []string{
 		"--mode", "rpc", "--no-approve",
@@ -96,6 +103,12 @@ func arguments(l agent.Launch) []string {
 	}
 	if len(l.MCP) > 0 {
 		args = append(args, "-e", "builtin:mcp") // --no-extensions covers it
+	}
+	for _, source := range packages {
+		args = append(args, "-e", source)
+	}
+	for _, dir := range l.Skills {
+		args = append(args, "--skill", path.Join(dir, "skills")) // --no-skills covers it
 	}
 	if p.Model != "" {
 		args = append(args, "--model", p.Model)
@@ -128,13 +141,13 @@ func toolArguments(l agent.Launch) []string {
 				tools = append(tools, t)
 			}
 		}
+		// A list that names no server's tools hides them all from the model.
+		for _, name := range slices.Sorted(maps.Keys(l.MCP)) {
+			tools = append(tools, toolOf(name)+"__*")
+		}
 		if len(tools) == 0 {
-			args = append(args, "--no-builtin-tools")
+			args = append(args, "--no-tools")
 		} else {
-			// A list that names no server's tools hides them all from the model.
-			for _, name := range slices.Sorted(maps.Keys(l.MCP)) {
-				tools = append(tools, toolOf(name)+"__*")
-			}
 			args = append(args, "--tools", strings.Join(tools, ","))
 		}
 	}
@@ -167,11 +180,11 @@ func toolOf(server string) string { return agent.MCPToolPrefix + underscored(ser
 
 func underscored(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
-func readsFiles(t *agent.Turn) bool { return t.Tools == nil || slices.Contains(t.Tools, "read") }
+func readsFiles(t *agent.Turn) bool { return t.Tools == nil || slices.Contains(t.Tools, readTool) }
 
 // configure writes the files that the CLI and its arguments name, whatever an earlier
 // turn left in their places.
-func (d Driver) configure(l agent.Launch, mcp any) error {
+func (d Driver) configure(l agent.Launch, mcp any, fetches []fetched) error {
 	for name, content := range map[string]any{
 		settingsFile: d.settings(l.Request.Profile.Shell),
 		modelsFile:   d.models(),
@@ -185,7 +198,11 @@ func (d Driver) configure(l agent.Launch, mcp any) error {
 			return err
 		}
 	}
-	if err := write(l, extensionFile, extension(l.Request.Profile.MaxTurns)); err != nil {
+	code, err := extension(l.Request.Profile.MaxTurns, fetches)
+	if err != nil {
+		return err
+	}
+	if err := write(l, extensionFile, code); err != nil {
 		return err
 	}
 	if l.Request.SystemPrompt == "" {

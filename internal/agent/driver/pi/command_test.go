@@ -61,7 +61,7 @@ func TestCommand(t *testing.T) {
 				l.Turn.Tools = []string{}
 				l.MCP = map[string]agent.MCPEntry{"turnpike": {Command: "x"}}
 			},
-			[]string{"-e", "builtin:mcp", "--no-context-files", "--no-builtin-tools"},
+			[]string{"-e", "builtin:mcp", "--no-context-files", "--tools", "mcp__turnpike__*"},
 		},
 		"of a conversation that goes on": {
 			func(l *agent.Launch) { l.Request.ResumeID = "my.session-1" },
@@ -97,10 +97,12 @@ func TestRefusals(t *testing.T) {
 		kind   error
 		says   string
 	}{
-		"an empty prompt":          {func(l *agent.Launch) { l.Request.Prompt = " \n" }, agent.ErrUnsupported, "prompt"},
-		"another CLI's sandbox":    {profile(agent.Profile{Sandbox: agent.SandboxClaude}), agent.ErrUnsupported, "confine"},
-		"skills":                   {profile(agent.Profile{Skills: []string{"x"}}), agent.ErrUnsupported, "skills"},
-		"packages":                 {profile(agent.Profile{PiPackages: []string{"npm:x"}}), agent.ErrUnsupported, "packages"},
+		"an empty prompt":       {func(l *agent.Launch) { l.Request.Prompt = " \n" }, agent.ErrUnsupported, "prompt"},
+		"another CLI's sandbox": {profile(agent.Profile{Sandbox: agent.SandboxClaude}), agent.ErrUnsupported, "confine"},
+		"skills not prepared":   {profile(agent.Profile{Skills: []string{"x"}}), agent.ErrUnsupported, "0 of 1"},
+		"skills it cannot read": {func(l *agent.Launch) {
+			l.Request.Profile.Skills, l.Skills, l.Turn.Tools = []string{"x"}, []string{"/x"}, []string{"bash"}
+		}, agent.ErrUnsupported, "read"},
 		"an unknown effort":        {profile(agent.Profile{Effort: "huge"}), agent.ErrUnsupported, "xhigh"},
 		"turns below zero":         {profile(agent.Profile{MaxTurns: -1}), agent.ErrUnsupported, "-1"},
 		"an option for a model":    {profile(agent.Profile{Model: "--mode=text"}), agent.ErrUnsupported, "model"},

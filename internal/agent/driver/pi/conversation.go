@@ -18,6 +18,7 @@ import (
 const (
 	subtypeMaxTurns = "error_max_turns"
 	subtypeRejected = "prompt_rejected"
+	subtypeMissing  = "package_missing"
 )
 
 // The ids of the commands that the driver gives.
@@ -126,6 +127,7 @@ type conversation struct {
 	ended    bool
 	rejected string // why the prompt was not taken
 	handled  bool   // the prompt was taken for something else
+	missing  string // packages that could not be fetched
 }
 
 // take learns from one line and says whether the progress changed.
@@ -254,6 +256,8 @@ func (s *conversation) status(key, text string) bool {
 		}
 	case statusTurns:
 		s.stopped = true
+	case statusMissing:
+		s.missing = text
 	}
 	return false
 }
@@ -316,6 +320,10 @@ func (s *conversation) judge(c *agent.Conversation) {
 	case s.rejected != "":
 		fail(subtypeRejected, "pi: %s", s.rejected)
 		c.Failure = classify(s.rejected, 0)
+	case s.missing != "":
+		// Who keeps packages may be away as a provider may be. Nothing was asked yet.
+		fail(subtypeMissing, "packages could not be fetched: %s", s.missing)
+		c.Failure = agent.FailureOverloaded
 	case s.handled:
 		fail(agent.SubtypeProtocol, "pi took the prompt for a command of its own")
 	case s.stopped:

@@ -26,6 +26,14 @@
 // the model. A prompt is text and nothing else: the one command that is left, /mcp, is
 // kept from being one.
 //
+// # Packages
+//
+// The worker's owner may name packages of extensions, which the CLI loads, and fetches
+// where they are to be fetched, as it starts: inside whatever holds the turn. Their code is
+// as free as the turn is. One that could not be fetched ends the turn before the model is
+// asked. An adapter package for MCP is not needed: the driver takes what pi has of its own,
+// and does not drive the releases before 1.0, which had none.
+//
 // # What the stream proves
 //
 // The exit code is 0 whatever happened. A turn ended when agent_settled came, and ended

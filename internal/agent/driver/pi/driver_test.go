@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +57,9 @@ func subject(t *testing.T) drivertest.Subject {
 		Prices:       true,
 		MostRequests: 2,
 		ReadTool:     "read",
+		Skill: func(plugin, name string) agenttest.Step {
+			return agenttest.Call("read", map[string]any{"path": filepath.Join(plugin, "skills", name, "SKILL.md")})
+		},
 		Instructions: "AGENTS.md",
 		Hostile: func(elsewhere, command string) map[string]string {
 			return map[string]string{

@@ -97,6 +97,7 @@ func (d Driver) Descriptor() agent.Backend {
 			Pricing: agent.PricingStep,
 			Efforts: efforts,
 			Shell:   true,
+			Skills:  true,
 			MCP:     []string{"stdio", "http"},
 			Tested:  agent.Releases{First: "1.6.0", Last: "1.6.0"},
 		},
