@@ -10,12 +10,15 @@ import (
 	"turnpike/cmd/internal/cli"
 	"turnpike/internal/agent/confine"
 	"turnpike/internal/agent/mcphost"
+	"turnpike/internal/agent/sandbox/container"
 )
 
 func main() {
-	// This program is also the launcher of confined turns and the bridge to their
-	// tools; started as one of those, it never gets past these two lines.
+	// This program is also the launcher of confined turns, the stage of those in
+	// containers and the bridge to their tools; started as one of those, it never gets
+	// past these lines.
 	confine.Entry()
+	container.Entry()
 	mcphost.Entry()
 	os.Exit(cli.Main(root()))
 }

@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os/exec"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -30,7 +32,7 @@ func orphansCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			left, err := worker.Leftovers(cmd.Context(), s.String("state-dir"), procs.Find)
+			left, err := worker.Leftovers(cmd.Context(), s.String("state-dir"), enginesAt(s).find)
 			if printErr := cli.Print(cmd, left, func() cli.Table { return tabulate(left) }, func() []string { return namesOf(left) }); printErr != nil {
 				return printErr
 			}
@@ -42,8 +44,9 @@ func orphansCommand() *cobra.Command {
 		Use:   "kill",
 		Short: "End all of it, then whatever else bears this state directory's mark",
 		Long: `Kill ends what the worker of a state directory left: each process by its pid, start
-time and boot together, so never one that only has the same pid; then whatever
-bears a mark of this state directory in its environment. A worker that still serves
+time and boot together, so never one that only has the same pid, each container by
+its id and label; then whatever bears a mark of this state directory in its
+environment, or as its label. A worker that still serves
 there is left alone: stop it first. The next worker reports what became of the
 attempts.`,
 		Args: cli.Args(cobra.NoArgs),
@@ -51,9 +54,16 @@ attempts.`,
 	}
 	for _, c := range []*cobra.Command{list, kill} {
 		c.Flags().String("state-dir", defaultStateDir(), "the worker's state directory")
+		engineFlags(c)
 		cmd.AddCommand(c)
 	}
 	return cmd
+}
+
+// enginesAt knows the engines of the worker with the state directory of the settings.
+func enginesAt(s *cli.Settings) engines {
+	dir := s.String("state-dir")
+	return newEngines(s, dir, filepath.Join(dir, "sessions"), nil)
 }
 
 func killOrphans(cmd *cobra.Command, _ []string) (err error) {
@@ -69,8 +79,13 @@ func killOrphans(cmd *cobra.Command, _ []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, state.Close()) }()
-	ended, err := worker.EndLeftovers(cmd.Context(), state, procs.End)
-	swept, sweepErr := procs.Sweep(cmd.Context(), state.Path())
+	boxes := enginesAt(s)
+	ended, err := worker.EndLeftovers(cmd.Context(), state, boxes.end)
+	swept, sweepErr := procs.Sweep(cmd.Context(), state.Sessions()) // what turns are marked with
+	if _, missing := exec.LookPath(s.String("container-engine")); missing == nil {
+		n, err := boxes.sweep(cmd.Context(), state.Sessions())
+		swept, sweepErr = swept+n, errors.Join(sweepErr, err)
+	}
 	fmt.Fprintf(cmd.OutOrStdout(), "%d ended by their records, %d more by their mark\n", ended, swept)
 	return errors.Join(err, sweepErr)
 }

@@ -12,6 +12,7 @@ import (
 	"turnpike/cmd/internal/cli"
 	"turnpike/internal/agent"
 	"turnpike/internal/agent/confine"
+	"turnpike/internal/agent/sandbox/container"
 )
 
 // probed is what a machine can run.
@@ -19,6 +20,7 @@ type probed struct {
 	Placements []placementProbe `json:"placements"`
 	Agents     []agentProbe     `json:"agents"`
 	Confine    confine.Report   `json:"confinement"`
+	Container  container.Report `json:"container"`
 	Tools      []toolProbe      `json:"tools"`
 }
 
@@ -65,7 +67,7 @@ no agent's turn and changes nothing.`,
 			if err != nil {
 				return err
 			}
-			p := probe(cmd.Context(), confineOptions(s, nil), bins)
+			p := probe(cmd.Context(), confineOptions(s, nil), containerProbe(cmd.Context(), s), bins)
 			return cli.Print(cmd, p, p.table, p.names)
 		},
 	}
@@ -74,11 +76,11 @@ no agent's turn and changes nothing.`,
 	return cmd
 }
 
-func probe(ctx context.Context, o confine.Options, bins map[string]string) probed {
-	p := probed{Confine: confine.Platform(o).Probe(ctx)}
+func probe(ctx context.Context, o confine.Options, boxes container.Report, bins map[string]string) probed {
+	p := probed{Confine: confine.Platform(o).Probe(ctx), Container: boxes}
 	own := ownSandbox(ctx)
 	for _, pl := range agent.Placements() {
-		p.Placements = append(p.Placements, probePlacement(pl, p.Confine, own))
+		p.Placements = append(p.Placements, probePlacement(pl, p, own))
 	}
 	all := drivers(nil)
 	for _, name := range agent.Agents() {
@@ -88,9 +90,10 @@ func probe(ctx context.Context, o confine.Options, bins map[string]string) probe
 	return p
 }
 
-// probePlacement says how this machine runs a placement, given how it confines and
+// probePlacement says how this machine runs a placement, given what was found of it and
 // whether Claude Code's own sandbox works.
-func probePlacement(pl agent.Placement, report confine.Report, own error) placementProbe {
+func probePlacement(pl agent.Placement, found probed, own error) placementProbe {
+	report := found.Confine
 	out := placementProbe{Placement: pl.String()}
 	switch pl {
 	case agent.Placement{Sandbox: agent.SandboxNone}:
@@ -110,6 +113,11 @@ func probePlacement(pl agent.Placement, report confine.Report, own error) placem
 		}
 	case agent.Placement{Sandbox: agent.SandboxClaude, Confine: true}:
 		out.How = "refused on Linux: Claude Code's own sandbox needs mounts that confinement forbids; none-confined holds more"
+	case agent.Placement{Sandbox: agent.SandboxContainer}:
+		out.OK, out.How = found.Container.OK, strings.Join(found.Container.Missing, "; ")
+		if out.OK {
+			out.How = found.Container.Version + ": no capabilities, read-only root, seccomp, all of it looked at again inside each container"
+		}
 	default:
 		out.How = "not in this release"
 	}
@@ -161,6 +169,15 @@ func (p probed) table() cli.Table {
 	}
 	for _, f := range p.Confine.Facts {
 		t.Rows = append(t.Rows, []string{"confinement " + f.Name, verdict(f.OK), f.Detail})
+	}
+	if p.Container.OK {
+		for _, m := range p.Container.Missing {
+			t.Rows = append(t.Rows, []string{"container " + m, verdict(false), "turns that have it are refused"})
+		}
+		for _, w := range p.Container.Weaknesses {
+			name, what, _ := strings.Cut(w, " ")
+			t.Rows = append(t.Rows, []string{"container " + name, "", what})
+		}
 	}
 	for _, x := range p.Tools {
 		t.Rows = append(t.Rows, []string{"tool " + x.Tool, verdict(x.OK), x.Note})

@@ -72,6 +72,9 @@ func serve(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
+	if err := enginesWork(cmd.Context(), s, slots); err != nil {
+		return err
+	}
 	b, err := setUp(cmd, s)
 	if err != nil {
 		return err
@@ -142,8 +145,9 @@ func parseSlots(ctx context.Context, set []string, pool string) (map[job.Lane]in
 			if err := ownSandbox(ctx); err != nil {
 				return nil, fmt.Errorf("slots %q: %w", one, err)
 			}
+		case agent.Placement{Sandbox: agent.SandboxContainer}: // see enginesWork
 		default:
-			return nil, fmt.Errorf("slots %q: this release runs turns of placements none, none-confined and claude only: %w", one, agent.ErrUnsupported)
+			return nil, fmt.Errorf("slots %q: this release runs turns of placements none, none-confined, claude and container only: %w", one, agent.ErrUnsupported)
 		}
 		slots[lane] = n
 	}

@@ -18,7 +18,6 @@ import (
 	"turnpike/cmd/internal/cli"
 	"turnpike/internal/agent"
 	"turnpike/internal/agent/confine"
-	"turnpike/internal/agent/procs"
 	"turnpike/internal/agent/runner"
 	"turnpike/internal/buildinfo"
 	"turnpike/internal/vcs"
@@ -44,6 +43,8 @@ func turnFlags(cmd *cobra.Command, stateDir, logLevel string) {
 	f.Bool("landlock-unix-sockets", false, "let turns confined by Landlock alone open unix sockets, which the report tool needs below Landlock ABI 9;\nonly where no engine's or database's socket can be reached")
 	f.Bool("allow-abstract-sockets", false, "let turns with the open network dial the host's abstract unix sockets on a kernel below Landlock ABI 6 (Linux 6.12)")
 	f.Bool("allow-no-landlock", false, "accept namespaces and seccomp as enough on a kernel without Landlock")
+	engineFlags(cmd)
+	boxFlags(cmd)
 	f.String("log-level", logLevel, "debug, info, warn or error")
 	f.String("log-format", "", "text or json; by default text on a terminal, json elsewhere")
 	for name, ext := range map[string][]string{"config": {"yaml", "yml"}, "ceiling": {"yaml", "yml"}, "prices": {"yaml", "yml"}} {
@@ -135,7 +136,16 @@ func setUp(cmd *cobra.Command, s *cli.Settings) (_ *bench, err error) {
 		NamePrefix:  s.String("name-prefix"),
 		// The worker's own settings are no turn's, whatever a ceiling grants.
 		EnvironmentPrefix: "TURNPIKE_",
+
+		ContainerHome:          s.String("container-home"),
+		ContainerListen:        s.String("container-listen"),
+		ContainerUseRepository: s.String("container-use-repository"),
 	}
+	if err := makeBoxes(state.Path()); err != nil {
+		return nil, err
+	}
+	boxes := newEngines(s, state.Path(), state.Sessions(), log)
+	r.Engines = boxes
 	if dir := s.String("skills-dir"); dir != "" {
 		if !filepath.IsAbs(dir) {
 			return nil, cli.Usagef("skills-dir %q: want an absolute path, which is how a request grants it", dir)
@@ -149,15 +159,23 @@ func setUp(cmd *cobra.Command, s *cli.Settings) (_ *bench, err error) {
 		Sessions:   &sessions{root: state.Sessions(), drivers: all},
 		Workspaces: vcs.Provider[vcs.Spec](places),
 		Run:        launcher(r),
-		End:        procs.End,
-		Clean:      func() error { return errors.Join(places.Scratch.Clean(), places.Git.Clean()) },
-		Environ:    os.Environ(),
-		Floor:      s.Int64("min-free-mib") << 20,
-		Worker:     fmt.Sprintf("%s-%d-%s", host, os.Getpid(), strings.ToLower(rand.Text()[:6])),
-		Host:       host,
-		Versions:   versions,
-		Prices:     prices,
-		Priced:     func(name string) bool { return all[name].Descriptor().Abilities.Priced() },
+		End:        boxes.end,
+		Clean: func() error {
+			if slices.Contains(ceiling.Placements, agent.SandboxContainer) {
+				// What was made and never recorded runs nothing; that it stays is not worth a start.
+				if _, err := boxes.sweep(cmd.Context(), state.Sessions()); err != nil {
+					log.Warn("containers of an earlier worker could not be swept", "error", err)
+				}
+			}
+			return errors.Join(places.Scratch.Clean(), places.Git.Clean())
+		},
+		Environ:  os.Environ(),
+		Floor:    s.Int64("min-free-mib") << 20,
+		Worker:   fmt.Sprintf("%s-%d-%s", host, os.Getpid(), strings.ToLower(rand.Text()[:6])),
+		Host:     host,
+		Versions: versions,
+		Prices:   prices,
+		Priced:   func(name string) bool { return all[name].Descriptor().Abilities.Priced() },
 		Backends: func(name string) (agent.Backend, bool) {
 			d, ok := all[name]
 			if !ok {
