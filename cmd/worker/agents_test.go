@@ -12,6 +12,7 @@ import (
 
 	"turnpike/internal/agent"
 	"turnpike/internal/agent/confine"
+	"turnpike/internal/agent/sandbox/container"
 )
 
 var update = flag.Bool("update", false, "write docs/agents.md anew")
@@ -152,7 +153,7 @@ is refused.
 	table(append([]string{"", "run by this release"}, names...)...)
 	var remedies []string
 	for _, p := range agent.Placements() {
-		here := probePlacement(p, confine.Report{Mode: confine.Full}, nil)
+		here := probePlacement(p, probed{Confine: confine.Report{Mode: confine.Full}, Container: container.Report{OK: true}}, nil)
 		cells := []string{"`" + p.String() + "`", verdict(here.OK)}
 		for _, name := range names {
 			s := all[name].Descriptor().WritableTools[p]

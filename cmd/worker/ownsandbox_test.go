@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"turnpike/internal/agent"
-	"turnpike/internal/agent/confine"
 )
 
 // TestOwnSandboxIsTriedOut takes the programs of Claude Code's own sandbox away, or
@@ -34,7 +33,7 @@ func TestOwnSandboxIsTriedOut(t *testing.T) {
 			if !errors.Is(err, agent.ErrUnsupported) || !strings.Contains(err.Error(), "bubblewrap") {
 				t.Errorf("got %v", err)
 			}
-			if got := probePlacement(own, confine.Report{}, err); got.OK || got.How != err.Error() {
+			if got := probePlacement(own, probed{}, err); got.OK || got.How != err.Error() {
 				t.Errorf("probe says %+v", got)
 			}
 			if _, err := parseSlots(t.Context(), []string{"claude=2"}, "p"); !errors.Is(err, agent.ErrUnsupported) {
