@@ -138,19 +138,29 @@ CROSS JOIN LATERAL (
 	SELECT coalesce(sum(q.cost_usd), 0) AS usd FROM turnpike.queue q
 	WHERE q.dispatched_at IS NOT NULL AND q.budgets IS NOT NULL AND b.id = ANY (q.budgets)) r;
 
-REVOKE ALL ON FUNCTION turnpike.bucket(timestamptz, integer), turnpike.budgets_of(uuid, integer), turnpike.counts_for(numeric, boolean, numeric),
+-- +goose StatementBegin
+-- How some budgets stand. A function, so that selection and claims of jobs under none,
+-- which pass NULL, neither plan nor run any of it.
+CREATE FUNCTION turnpike.standing(of_these integer[]) RETURNS SETOF turnpike.v_budgets
+LANGUAGE plpgsql STABLE STRICT ROWS 2 SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+	RETURN QUERY SELECT * FROM turnpike.v_budgets v WHERE v.id = ANY (of_these);
+END $$;
+-- +goose StatementEnd
+
+REVOKE ALL ON FUNCTION turnpike.standing(integer[]), turnpike.bucket(timestamptz, integer), turnpike.budgets_of(uuid, integer), turnpike.counts_for(numeric, boolean, numeric),
 	turnpike.seed_budget(integer), turnpike.keep_spend() FROM PUBLIC;
 GRANT SELECT ON turnpike.v_budgets TO turnpike_reporter, turnpike_worker, turnpike_dispatcher;
 GRANT SELECT ON turnpike.budgets, turnpike.spend TO turnpike_worker, turnpike_dispatcher;
 GRANT INSERT, UPDATE (usd) ON turnpike.spend TO turnpike_worker, turnpike_dispatcher;
 GRANT DELETE ON turnpike.spend TO turnpike_dispatcher;
 GRANT INSERT, UPDATE, DELETE ON turnpike.budgets TO turnpike_dispatcher;
-GRANT EXECUTE ON FUNCTION turnpike.bucket(timestamptz, integer), turnpike.counts_for(numeric, boolean, numeric) TO turnpike_worker, turnpike_dispatcher;
+GRANT EXECUTE ON FUNCTION turnpike.standing(integer[]), turnpike.bucket(timestamptz, integer), turnpike.counts_for(numeric, boolean, numeric) TO turnpike_worker, turnpike_dispatcher;
 GRANT EXECUTE ON FUNCTION turnpike.budgets_of(uuid, integer), turnpike.seed_budget(integer) TO turnpike_dispatcher;
 
 -- The leader's lease length, and each worker's: they must be the same.
 ALTER TABLE turnpike.leader ADD COLUMN lease interval;
-GRANT SELECT (lease) ON turnpike.leader TO turnpike_worker;
+GRANT SELECT (lease, until) ON turnpike.leader TO turnpike_worker;
 ALTER TABLE turnpike.workers ADD COLUMN lease interval;
 -- Agents that never tell what their turns cost.
 ALTER TABLE turnpike.workers ADD COLUMN inert text[] NOT NULL DEFAULT '{}';

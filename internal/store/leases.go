@@ -27,7 +27,7 @@ const claim = `
 				SELECT FROM turnpike.pauses p WHERE p.until > now()
 				AND p.name = CASE p.scope WHEN 'lane' THEN q.lane WHEN 'tenant' THEN q.tenant ELSE q.credential END)
 			AND (q.budgets IS NULL OR NOT EXISTS (
-				SELECT FROM turnpike.v_budgets b WHERE b.id = ANY (q.budgets) AND b.state = 'spent'))
+				SELECT FROM turnpike.standing(q.budgets) WHERE state = 'spent'))
 		ORDER BY q.job_id
 		FOR NO KEY UPDATE OF q
 	),
@@ -50,8 +50,7 @@ const claim = `
 		coalesce(h.resume, ''), j.request::text, b.scope, b.name, b.period_s, (b.left_usd * 1000000)::bigint
 	FROM held h JOIN turnpike.jobs j ON j.job_id = h.job_id
 	LEFT JOIN LATERAL (
-		SELECT * FROM turnpike.v_budgets
-		WHERE h.budgets IS NOT NULL AND id = ANY (h.budgets) ORDER BY left_usd LIMIT 1) b ON true
+		SELECT * FROM turnpike.standing(h.budgets) ORDER BY left_usd LIMIT 1) b ON true
 	ORDER BY h.job_id`
 
 // Claim takes the leases of deliveries on one lane. A delivery missing in the

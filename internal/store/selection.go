@@ -245,7 +245,7 @@ const choose = `
 	),
 	-- Only what these jobs are under is summed up: nothing, mostly.
 	spent AS MATERIALIZED (
-		SELECT * FROM turnpike.v_budgets WHERE id IN (SELECT unnest(budgets) FROM p) AND state = 'spent'
+		SELECT * FROM turnpike.standing((SELECT array_agg(DISTINCT b) FROM p CROSS JOIN LATERAL unnest(p.budgets) b)) WHERE state = 'spent'
 	),
 	taken AS MATERIALIZED (
 		SELECT l.job_id, l.tenant, l.concurrency_key FROM turnpike.queue l
@@ -426,7 +426,7 @@ const redispatch = `
 		SELECT q.job_id, q.tenant, q.concurrency_key, EXISTS (
 			SELECT FROM turnpike.pauses p WHERE p.until > now()
 			AND p.name = CASE p.scope WHEN 'lane' THEN q.lane WHEN 'tenant' THEN q.tenant ELSE q.credential END)
-			OR q.budgets IS NOT NULL AND EXISTS (SELECT FROM turnpike.v_budgets b WHERE b.id = ANY (q.budgets) AND b.state = 'spent') AS paused
+			OR q.budgets IS NOT NULL AND EXISTS (SELECT FROM turnpike.standing(q.budgets) WHERE state = 'spent') AS paused
 		FROM turnpike.queue q
 		WHERE q.dispatched_at IS NOT NULL AND q.lane = @lane AND q.state = 'dispatched'
 			AND CASE WHEN @all THEN q.published_at IS NOT NULL ELSE coalesce(q.published_at, q.dispatched_at) < now() - @older::interval END
