@@ -43,7 +43,6 @@ type boxed struct {
 	engine   agent.Engine
 	bin      string
 	premises agent.Premises
-	way      *egress.Proxy // nil where none is needed
 }
 
 // look asks the engine of the request's sandbox what it brings to the turn; nil for a
@@ -146,21 +145,12 @@ func (t *turn) openWay() error {
 		}
 		hosts[net.JoinHostPort(agent.HostName, strconv.Itoa(int(t.server.Addr().Port())))] = t.server.Addr().String()
 	}
-	way, err := egress.New(egress.Limited(domains, hosts), t.r.log())
+	way, err := egress.New(egress.Limited(domains, hosts), t.r.log().With("turn", t.req.Name))
 	if err != nil {
-		return fmt.Errorf("%w: %w", agent.ErrUnsupported, err)
+		return fmt.Errorf("%w: network: %w", agent.ErrUnsupported, err)
 	}
-	t.boxed.way, b.Egress = way, way
+	t.egress, b.Egress = way, way
 	return nil
-}
-
-// closeWay ends it and says what was refused.
-func (t *turn) closeWay() (refused []string, err error) {
-	if t.boxed == nil || t.boxed.way == nil {
-		return nil, nil
-	}
-	err = t.boxed.way.Close()
-	return t.boxed.way.Refusals(), err
 }
 
 // box completes what the engine is asked for by what the worker itself brings, and

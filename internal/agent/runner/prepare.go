@@ -43,7 +43,7 @@ type turn struct {
 	host    *mcphost.Host   // nil when the agent may report nothing
 	read    *mcphost.Host   // nil when it has other means to read
 	server  *mcphost.Server // nil when the request names none
-	egress  *egress.Proxy   // nil where the host's own confinement limits no network
+	egress  *egress.Proxy   // nil where nothing limits the network to hosts
 	launch  agent.Launch
 	command *agent.Command
 
@@ -549,9 +549,6 @@ func (t *turn) abandon() error {
 	}
 	if t.egress != nil {
 		errs = append(errs, t.egress.Close())
-	}
-	if _, err := t.closeWay(); err != nil {
-		errs = append(errs, err)
 	}
 	for _, p := range []*pipe{&t.in, &t.out, &t.err} {
 		p.close()

@@ -340,13 +340,6 @@ func (u *running) result(ctx context.Context, gone bool) *agent.Result {
 			u.note("%v", err)
 		}
 	}
-	refused, err := u.closeWay()
-	if err != nil {
-		u.note("network: %v", err)
-	}
-	for _, line := range refused {
-		u.note("%s", line)
-	}
 	if gone {
 		clearAway(u.workspace(), u.left)
 	}
