@@ -74,6 +74,9 @@ type heldLease struct {
 	worker string
 }
 
+// limit is the budget of tenant red.
+const limit = 8 * usd
+
 // machine runs random commands against a store and the model, side by side.
 type machine struct {
 	d        *desk
@@ -84,6 +87,8 @@ type machine struct {
 	leases   []heldLease // ever granted
 	sent     []job.Claim // ever dispatched, with the token they were claimed with, if they were
 	paused   map[string]bool
+	spent    job.USD // of the budget of tenant red
+	level    job.BudgetState
 }
 
 func TestModel(t *testing.T) {
@@ -100,10 +105,11 @@ func TestModel(t *testing.T) {
 	}
 	rapid.Check(t, func(rt *rapid.T) {
 		d := &desk{DB: d.DB, t: t, env: d.env, pool: d.pool, epoch: d.epoch}
-		for _, table := range []string{"queue", "jobs", "attempts", "costs", "outcomes", "finished", "events", "orphans", "pauses"} {
+		for _, table := range []string{"queue", "jobs", "attempts", "costs", "outcomes", "finished", "events", "orphans", "pauses", "spend", "budgets"} {
 			d.sql(`DELETE FROM turnpike.` + table) // much faster than truncating partitions
 		}
-		m := &machine{d: d, look: look, jobs: map[job.ID]*modelJob{}, attempts: map[job.Lease]*modelAttempt{}, paused: map[string]bool{}}
+		m := &machine{d: d, look: look, jobs: map[job.ID]*modelJob{}, attempts: map[job.Lease]*modelAttempt{}, paused: map[string]bool{}, level: job.BudgetOK}
+		d.budget(budget(job.BudgetTenant, "red", limit))
 		rt.Repeat(map[string]func(*rapid.T){
 			"enqueue":    m.enqueue,
 			"select":     m.selectSome,
@@ -118,6 +124,8 @@ func TestModel(t *testing.T) {
 			"redispatch": m.redispatch,
 			"pause":      m.pause,
 			"lift":       m.lift,
+			"cross":      m.cross,
+			"raise":      m.raise,
 			"":           m.check,
 		})
 	})
@@ -169,6 +177,42 @@ func (m *machine) taken(tenant, key string) bool {
 	return false
 }
 
+// over says that the budget of a job is spent.
+func (m *machine) over(j *modelJob) bool { return j.tenant == "red" && m.spent >= limit }
+
+// spend counts what an attempt was found to cost.
+func (m *machine) spend(j *modelJob, cost job.USD) {
+	if j.tenant == "red" {
+		m.spent += max(cost, 0)
+	}
+}
+
+// cross has the budget's level looked at: what is on offer goes back when it is spent.
+func (m *machine) cross(rt *rapid.T) {
+	got, err := m.d.Crossings(m.d.t.Context(), m.d.epoch)
+	if err != nil {
+		rt.Fatal(err)
+	}
+	now := job.BudgetOK
+	if m.spent >= limit {
+		now = job.BudgetSpent
+	}
+	if (len(got) == 1) != (now != m.level) || len(got) == 1 && (got[0].State != now || got[0].From != m.level) {
+		rt.Fatalf("crossed %+v, from %s to %s", got, m.level, now)
+	}
+	if now != m.level && now == job.BudgetSpent {
+		for _, j := range m.jobs {
+			if j.state == job.Dispatched && m.over(j) {
+				j.state = job.Queued
+			}
+		}
+	}
+	m.level = now
+}
+
+// raise sets the budget again: what is parked is looked at again, and parked again.
+func (m *machine) raise(*rapid.T) { m.d.budget(budget(job.BudgetTenant, "red", limit)) }
+
 // place is the first profile with capacity; -1 is none.
 func (m *machine) place(j *modelJob) int {
 	for i := range modelLanes {
@@ -185,7 +229,7 @@ func (m *machine) selectSome(rt *rapid.T) {
 	room := 0
 	keys := map[string]bool{}
 	for id, j := range m.jobs {
-		if j.state != job.Queued || j.paused || m.place(j) < 0 || m.taken(j.tenant, j.key) {
+		if j.state != job.Queued || j.paused || m.over(j) || m.place(j) < 0 || m.taken(j.tenant, j.key) {
 			continue
 		}
 		may[id] = true
@@ -243,7 +287,11 @@ func (m *machine) redispatch(rt *rapid.T) {
 	}
 	n := 0
 	for _, j := range m.jobs {
-		if j.state == job.Dispatched {
+		switch {
+		case j.state != job.Dispatched:
+		case m.over(j):
+			j.state = job.Queued
+		default:
 			n++
 		}
 	}
@@ -283,7 +331,7 @@ func (m *machine) claim(rt *rapid.T) {
 			return
 		}
 	}
-	if j.state != job.Dispatched || j.dispatch != c.Dispatch || m.paused[j.credential()] {
+	if j.state != job.Dispatched || j.dispatch != c.Dispatch || m.paused[j.credential()] || m.over(j) {
 		if len(got) != 0 {
 			rt.Fatalf("claimed %+v, want a refusal: %+v", got, j)
 		}
@@ -297,6 +345,9 @@ func (m *machine) claim(rt *rapid.T) {
 	m.sent[i].Token = c.Token
 	if got[0].Attempt != j.attempt || got[0].Token != c.Token || got[0].Resume != j.resume || got[0].TriesSpent != j.spent || got[0].Account != j.account || got[0].Profile != j.at {
 		rt.Fatalf("claimed %+v, have %+v", got[0], j)
+	}
+	if left := got[0].Left; (left != nil) != (j.tenant == "red") || left != nil && left.USD != limit-m.spent {
+		rt.Fatalf("given %+v of %s", left, limit-m.spent)
 	}
 	m.leases = append(m.leases, heldLease{got[0].Lease, who})
 }
@@ -336,7 +387,8 @@ func (m *machine) beat(rt *rapid.T) {
 		rt.Fatal(err)
 	}
 	ours := j.state == job.Running && j.token == l.Token
-	if len(got) != 2 || got[0].Job != l.Job || got[0].Ours != ours || got[1].Ours || (got[0].Cancelled != nil) != (ours && j.cancelled) {
+	if len(got) != 2 || got[0].Job != l.Job || got[0].Ours != ours || got[1].Ours || (got[0].Cancelled != nil) != (ours && j.cancelled) ||
+		(got[0].Over != nil) != (ours && m.over(j)) {
 		rt.Fatalf("beat %+v, have %+v", got, j)
 	}
 	if ours {
@@ -421,10 +473,12 @@ func (m *machine) settle(rt *rapid.T) {
 	case j.state == job.Running && j.token == r.Lease.Token:
 		want = job.SettledNow
 		m.attempts[r.Lease] = &modelAttempt{ending: r.Ending, cost: cost}
+		m.spend(j, cost)
 		m.close(j, r.Ending, r.IsError, r.Started, r.Resumable, r.ToolCalls, r.Conversation)
 	case known != nil && known.reaped && !known.late:
 		want = job.SettledLate
 		known.late = true
+		m.spend(j, cost)
 		if cost >= 0 {
 			known.cost = cost
 		}
@@ -500,6 +554,8 @@ func (m *machine) wake(rt *rapid.T) {
 	}
 	m.paused = left
 	m.d.sql(`UPDATE turnpike.queue SET busy = array_fill(now(), ARRAY[2]) WHERE busy IS NOT NULL`)
+	m.d.roll(25 * time.Hour)
+	m.spent = 0
 	m.d.due()
 	for _, j := range m.jobs {
 		j.busy = [2]bool{}
@@ -556,6 +612,7 @@ const standings = `
 			LEFT JOIN turnpike.queue q USING (job_id)
 			LEFT JOIN turnpike.finished f USING (job_id)
 			LEFT JOIN turnpike.attempts a ON a.job_id = j.job_id AND a.final),
+		'spent', (SELECT (spent_usd * 1000000)::bigint FROM turnpike.v_budgets),
 		'a job parked behind a key with nobody before it', (
 			SELECT json_agg(p.job_id) FROM turnpike.queue p WHERE p.parked = 'key' AND NOT EXISTS (
 				SELECT FROM turnpike.queue o WHERE o.tenant = p.tenant AND o.concurrency_key = p.concurrency_key
@@ -593,6 +650,10 @@ func (m *machine) check(rt *rapid.T) {
 		rt.Fatal(err)
 	}
 	delete(found, "jobs")
+	if spent := string(found["spent"]); spent != fmt.Sprint(int64(m.spent)) {
+		rt.Fatalf("%s millionths are spent, want %d", spent, m.spent)
+	}
+	delete(found, "spent")
 	for what, where := range found {
 		if string(where) != "null" {
 			rt.Fatalf("%s: %s", what, where)
