@@ -239,6 +239,9 @@ func describe(v job.View) cli.Table {
 	row("runs at", stamp(&v.RunAt))
 	row("worker", v.Worker)
 	row("cost", usd(v.CostUSD))
+	if v.EstimatedUSD != nil {
+		row("estimated", estimate(v.EstimatedUSD)+"  of what has no known cost")
+	}
 	if v.Cancel != nil {
 		row("cancel asked", strings.TrimSpace(v.Cancel.By+" "+v.Cancel.Why))
 	}
@@ -250,8 +253,12 @@ func describe(v job.View) cli.Table {
 		if a.Reason != "" {
 			how += ": " + a.Reason
 		}
+		where := a.Worker
+		if a.Profile > 0 {
+			where = fmt.Sprintf("fallback %d, %s, %s", a.Profile, a.Agent, a.Worker)
+		}
 		row(fmt.Sprintf("attempt %d", a.Attempt), fmt.Sprintf("%s  (%s, %d turns, %s, on %s)",
-			how, (time.Duration(a.DurationMS)*time.Millisecond).Round(100*time.Millisecond), a.NumTurns, usd(a.CostUSD), a.Worker))
+			how, (time.Duration(a.DurationMS)*time.Millisecond).Round(100*time.Millisecond), a.NumTurns, usd(a.CostUSD), where))
 		for _, u := range a.Usage {
 			if u.EstimatedUSD != nil {
 				row("  estimated", estimate(u.EstimatedUSD)+"  "+u.Model)
