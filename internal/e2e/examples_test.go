@@ -76,6 +76,36 @@ func TestExamples(t *testing.T) {
 	}
 }
 
+// So does that of a read-only turn, which asks for nothing.
+func TestExampleRestricted(t *testing.T) {
+	t.Parallel()
+	root := agenttest.ModuleRoot(t)
+	text, err := os.ReadFile(filepath.Join(root, "examples", "ceiling.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := agenttest.NewProvider(t).Script("answer", agenttest.Text("It does not."))
+	s := &system{t: t, dir: t.TempDir()}
+	ceiling := filepath.Join(s.dir, "ceiling.yaml")
+	if err := os.WriteFile(ceiling, []byte(strings.ReplaceAll(string(text), providerAddress, script.URL())), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out := s.run("worker", 0, "run", "-f", filepath.Join(root, "examples", "restricted.json"), "--ceiling", ceiling,
+		"--state-dir", filepath.Join(s.dir, "state"), "--bin", "claude="+agenttest.ClaudeBin(t))
+	var res agent.Result
+	if err := json.Unmarshal([]byte(out), &res); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if res.IsError || res.ResultText != "It does not." || !res.CostKnown || res.HasOutcome {
+		t.Errorf("%+v", res)
+	}
+	for _, tool := range script.Requests()[0].Tools {
+		if tool.Name == "Bash" || tool.Name == "Write" || strings.Contains(tool.Name, "report_outcome") {
+			t.Errorf("%s is offered", tool.Name)
+		}
+	}
+}
+
 // What else is offered to copy is a ceiling, too.
 func TestExampleCeilings(t *testing.T) {
 	t.Parallel()
