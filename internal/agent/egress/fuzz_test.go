@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"crypto/tls"
+	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -64,13 +65,7 @@ func FuzzGreeting(f *testing.F) {
 	f.Add([]byte("\x16\x03\x01\x00\x05\x01\x00\x00\x01\x03"))
 	f.Add([]byte("GET / HTTP/1.1\r\nHost: a.test\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, said []byte) {
-		near, far := net.Pipe()
-		defer far.Close()
-		go func() {
-			_, _ = near.Write(said) // all of it is read, or nobody listens any more
-			near.Close()
-		}()
-		read, err := egress.Greeting(far, "a.test")
+		read, err := egress.Greeting(saying{Reader: bytes.NewReader(said)}, "a.test")
 		if err != nil {
 			return
 		}
@@ -82,6 +77,14 @@ func FuzzGreeting(f *testing.F) {
 		}
 	})
 }
+
+// saying is a connection that is only listened to.
+type saying struct {
+	net.Conn
+	io.Reader
+}
+
+func (s saying) Read(b []byte) (int, error) { return s.Reader.Read(b) }
 
 // FuzzRequest: a request that is let through asks for the host and nothing else, also
 // in the words it is passed on in.
