@@ -11,6 +11,7 @@
 //
 //	            -> queued | scheduled   Enqueue, Retry, turnpike.enqueue
 //	scheduled   -> queued               Promote: its time came
+//	queued      -> queued               Select, and Promote on a paused lane: to another profile of its chain
 //	queued      -> dispatched           Select
 //	dispatched  -> dispatched           Redispatch: nobody claimed it; the next number
 //	dispatched  -> queued               Pause, Redispatch of what is paused, Settle of what pauses its account
