@@ -192,9 +192,11 @@ func rulesOutside(l layout) ([]rule, error) {
 		rules = append(rules, rule{Path: "/dev/" + d, Rights: rightsDevice, Optional: true})
 	}
 	var masks []string
+	files := map[agent.Pin]string{} // what is masked, by device and inode
 	for _, s := range l.Steps {
 		if s.mask() {
 			masks = append(masks, s.Target)
+			files[identityOf(s.Pin)] = s.Target
 		}
 	}
 	for _, s := range l.Steps {
@@ -207,11 +209,14 @@ func rulesOutside(l layout) ([]rule, error) {
 				return nil, unsupported("without namespaces %s cannot be kept from a turn that may write %s", o.Target, s.Target)
 			}
 		}
+		if denied, ok := files[identityOf(s.Pin)]; ok && denied != s.Target {
+			return nil, unsupported("without namespaces %s cannot be told from %s, which is denied: they are one file", s.Target, denied)
+		}
 		if !slices.ContainsFunc(masks, func(m string) bool { return agent.Inside(m, s.Target) }) {
 			rules = append(rules, rule{Path: s.Target, Rights: stepRights(s), Pin: s.Pin})
 			continue
 		}
-		around, err := goAround(s.Target, masks)
+		around, err := goAround(s.Target, masks, files)
 		if err != nil {
 			return nil, err
 		}
@@ -220,9 +225,13 @@ func rulesOutside(l layout) ([]rule, error) {
 	return rules, nil
 }
 
+// identityOf is the file of a pin, whatever names it.
+func identityOf(p agent.Pin) agent.Pin { return agent.Pin{Device: p.Device, Inode: p.Inode} }
+
 // goAround allows reading dir entry by entry, but for what is masked in it. The
-// directories on the way can be listed.
-func goAround(dir string, masks []string) ([]rule, error) {
+// directories on the way can be listed. A rule for a file is one for its every name, so
+// another name of a masked file, wherever it lies, gets none either.
+func goAround(dir string, masks []string, files map[agent.Pin]string) ([]rule, error) {
 	if slices.Contains(masks, dir) {
 		return nil, nil
 	}
@@ -241,7 +250,14 @@ func goAround(dir string, masks []string) ([]rule, error) {
 		if e.Type()&fs.ModeSymlink != 0 {
 			continue // what it leads to decides
 		}
-		inner, err := goAround(filepath.Join(dir, e.Name()), masks)
+		info, err := e.Info()
+		if err != nil {
+			continue // gone meanwhile
+		}
+		if _, denied := files[identity(info)]; denied {
+			continue
+		}
+		inner, err := goAround(filepath.Join(dir, e.Name()), masks, files)
 		if err != nil {
 			return nil, err
 		}
