@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/url"
 	"path/filepath"
 	"regexp"
@@ -44,12 +45,15 @@ type Ceiling struct {
 	// Images are what container and sbx turns may run, each in full.
 	Images []string `yaml:"images" json:"images,omitempty"`
 	VCS    bool     `yaml:"vcs" json:"vcs,omitempty"`
-	// Network is what a turn reaches: "open", "proxied" or "none".
+	// Network is what a turn reaches: "open", "proxied" or "none". Empty is "proxied".
 	Network string `yaml:"network" json:"network,omitempty"`
 	// Domains, when set, are the only hosts a proxied turn may reach, each a host
 	// name or "*." and one. Unset leaves any public host.
 	Domains []string `yaml:"domains" json:"domains,omitempty"`
-	Env     EnvRules `yaml:"env" json:"env,omitzero"`
+	// Hosts lead "name:port" to the address that is dialled for it where a turn is
+	// limited to domains, public or not. Domains decide about these names, too.
+	Hosts map[string]string `yaml:"hosts" json:"hosts,omitempty"`
+	Env   EnvRules          `yaml:"env" json:"env,omitzero"`
 	// Accounts are credentials by name. A request that names none gets the one
 	// called "default", if there is one.
 	Accounts map[string]Account `yaml:"accounts" json:"accounts,omitempty"`
@@ -228,8 +232,13 @@ func (c *Ceiling) validate() error {
 	if c.Network != "" {
 		among("network", []string{c.Network}, []string{networkOpen, networkProxied, networkNone})
 	}
-	if c.Domains != nil && c.Network != networkProxied {
+	if c.Domains != nil && c.reaches() != networkProxied {
 		bad("domains", "go with network: proxied only")
+	}
+	for _, from := range slices.Sorted(maps.Keys(c.Hosts)) {
+		if !hostPort(from) || !hostPort(c.Hosts[from]) {
+			bad("hosts", "%q: %q: want a name and a port, and the host and the port to dial", from, c.Hosts[from])
+		}
 	}
 	for _, d := range c.Domains {
 		if !domainForm.MatchString(d) {
@@ -319,6 +328,13 @@ var (
 	domainForm = regexp.MustCompile(`^(\*\.)?([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
 )
 
+// hostPort says whether s is a host, or an address, with a port.
+func hostPort(s string) bool {
+	host, text, err := net.SplitHostPort(s)
+	port, bad := strconv.ParseUint(text, 10, 16)
+	return err == nil && bad == nil && port > 0 && (domainForm.MatchString(host) || net.ParseIP(host) != nil)
+}
+
 func names(env map[string]string, bad func(string)) {
 	for _, k := range slices.Sorted(maps.Keys(env)) {
 		for _, n := range []string{k, env[k]} {
@@ -335,6 +351,7 @@ func cleanAbs(p string) bool { return filepath.IsAbs(p) && filepath.Clean(p) == 
 // order of lists nor comments nor layout of the file changes it.
 func (c *Ceiling) Hash() string {
 	n := *c
+	n.Network = c.reaches()
 	for _, l := range []*[]string{&n.Placements, &n.Agents, &n.Tools, &n.Workspaces.Git, &n.Images, &n.Env.Inherit, &n.Env.Set,
 		&n.MCP.URLs, &n.Skills, &n.ContainerUse, &n.PathDirs, &n.Dagger} {
 		*l = sorted(*l)
@@ -376,16 +393,19 @@ func (c *Ceiling) AgentLimits() agent.Limits {
 	}
 }
 
+// reaches is what a turn reaches whose request says nothing of it.
+func (c *Ceiling) reaches() string { return cmp.Or(c.Network, networkProxied) }
+
 // network is what a turn of profile p reaches.
 func (c *Ceiling) network(p job.Profile) agent.Network {
 	switch {
 	case p.SandboxDomains != nil:
 		// A list narrows, whatever the pool's network is.
-		return agent.Network{Proxied: true, Domains: p.SandboxDomains}
-	case c.Network == networkOpen:
+		return agent.Network{Proxied: true, Domains: p.SandboxDomains, Hosts: c.Hosts}
+	case c.reaches() == networkOpen:
 		return agent.Network{Open: true}
-	case c.Network == networkProxied:
-		return agent.Network{Proxied: true, Domains: c.Domains}
+	case c.reaches() == networkProxied:
+		return agent.Network{Proxied: true, Domains: c.Domains, Hosts: c.Hosts}
 	}
 	return agent.Network{}
 }

@@ -106,7 +106,7 @@ func (c *Ceiling) checkProfile(at string, p job.Profile, r job.Request, acct Acc
 		return notGranted(at+".vcs_access", "version control is not offered here", "leave it out")
 	}
 	if len(p.SandboxDomains) > 0 {
-		if c.Network != networkOpen && c.Network != networkProxied {
+		if c.reaches() == networkNone {
 			return notGranted(at+".sandbox_domains", "the pool has no network", "want [] or nothing")
 		}
 		for i, d := range p.SandboxDomains {

@@ -311,6 +311,9 @@ func TestParseCeiling(t *testing.T) {
 		"an unknown network":                     {"network: vpn\n", "network"},
 		"domains without a proxy":                {"network: open\ndomains: [a.b]\n", "domains"},
 		"a domain in capitals":                   {"network: proxied\ndomains: [A.b]\n", "domains"},
+		"a host without a port":                  {"hosts: {a.b: 'c.d:1'}\n", "hosts"},
+		"a host that leads nowhere":              {"hosts: {'a.b:1': 'c.d'}\n", "hosts"},
+		"a host with a port that is none":        {"hosts: {'a.b:x': 'c.d:1'}\n", "hosts"},
 		"a relative mount":                       {"mounts: [{path: data, access: ro}]\n", "mounts.path"},
 		"an unclean mount":                       {"mounts: [{path: /a/../b, access: ro}]\n", "mounts.path"},
 		"a mount without access":                 {"mounts: [{path: /a}]\n", "mounts.access"},
@@ -355,10 +358,13 @@ func TestCeilingHash(t *testing.T) {
 	if hash("network: proxied\n") == hash("network: proxied\ndomains: []\n") {
 		t.Error("no domains at all and any public host have one hash")
 	}
+	if hash("vcs: true\n") != hash("vcs: true\nnetwork: proxied\n") {
+		t.Error("the network a pool has anyway changes the hash")
+	}
 	seen := map[string]string{}
 	for _, text := range []string{"", "vcs: true", "agents: [pi]", "tools: [pi]", "mounts: [{path: /a, access: ro}]", "mounts: [{path: /a, access: rw}]",
 		"workspaces: {dirs: [{path: /a, access: rw}]}", "accounts: {a: {env: {A: B}}}", "accounts: {a: {env: {A: C}}}", "providers: {pi: {a: {}}}",
-		"providers: {pi: {a: {base_url: 'http://a'}}}", "limits: {processes: 1}", "max_timeout: 1h", "max_cost_usd: '1'"} {
+		"providers: {pi: {a: {base_url: 'http://a'}}}", "hosts: {'a.b:1': 'c.d:1'}", "network: open", "limits: {processes: 1}", "max_timeout: 1h", "max_cost_usd: '1'"} {
 		if other, ok := seen[hash(text)]; ok {
 			t.Errorf("%q and %q have one hash", text, other)
 		}
