@@ -70,6 +70,14 @@ vuln: ## Look for known vulnerabilities in what the programs call
 bench: ## Run the benchmarks
 	@go test -run '^$$' -bench . -benchmem ./...
 
+.PHONY: bench-start
+bench-start: ## Measure what starting a confined turn costs, beside bubblewrap and a container; ARGS adds flags
+	@scripts/bench-start.sh $(ARGS)
+
+.PHONY: test-escape
+test-escape: ## Play every attack under every placement and print the table; fails where it is not as recorded
+	@scripts/test-escape.sh $(ARGS)
+
 .PHONY: engine-up
 engine-up: ## Start a container engine and build or pull the images, where missing
 	@scripts/engine.sh up

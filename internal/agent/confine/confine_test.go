@@ -54,34 +54,6 @@ func listen(t *testing.T, network, address string) string {
 	return l.Addr().String()
 }
 
-func TestAttacks(t *testing.T) {
-	each(t, func(t *testing.T, mode confine.Mode, h confine.Confiner, r *room, c agent.Confinement) {
-		r.Socket = listen(t, "unix", r.Outside+"/s")
-		r.Abstract = listen(t, "unix", "@turnpike-test-"+r.Outside)
-		r.Loopback = listen(t, "tcp", "127.0.0.1:0")
-		for _, open := range []bool{false, true} {
-			r.Open, c.Network = open, agent.Network{Open: open}
-			met := r.play(t, h, c)
-			for _, a := range attacks {
-				want := a.full
-				if mode == confine.LandlockOnly {
-					want = a.landlock
-				}
-				got, tried := met[a.name]
-				switch {
-				case want == absent, open && overNetwork[a.name], open && a.name == "talk to itself over loopback":
-				case !tried:
-					t.Errorf("%s, open network %t: was not tried", a.name, open)
-				case want == refused && got == "":
-					t.Errorf("%s, open network %t: succeeded", a.name, open)
-				case want != refused && got != "":
-					t.Errorf("%s, open network %t: %s", a.name, open, got)
-				}
-			}
-		}
-	})
-}
-
 // nested leaves three kinds of process behind, each a sleep of $1 seconds.
 const nested = `
 sleep $1 &
@@ -191,7 +163,7 @@ func TestTree(t *testing.T) {
 			}
 		})
 		t.Run("leaves nothing when the worker is killed", func(t *testing.T) {
-			secs := mark()
+			secs, before := mark(), tree(t, r.Work)
 			text, err := json.Marshal(task{Confinement: c, Mode: mode, Secs: secs})
 			if err != nil {
 				t.Fatal(err)
@@ -219,6 +191,28 @@ func TestTree(t *testing.T) {
 				if time.Since(begun) > time.Second {
 					t.Fatalf("%d survive", sleepers(t, secs))
 				}
+			}
+			if after := tree(t, r.Work); !slices.Equal(before, after) {
+				t.Errorf("%v became %v", before, after)
+			}
+		})
+		t.Run("leaves nothing when the root is killed", func(t *testing.T) {
+			if mode != confine.Full {
+				return // what it leaves then is found by its marks
+			}
+			secs, before := mark(), tree(t, r.Work)
+			turn, _ := begin(t, h, c, shell(nested, secs))
+			if err := syscall.Kill(turn.Identity().PID, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := turn.Wait(); err != nil {
+				t.Fatal(err)
+			}
+			if n := sleepers(t, secs); n != 0 {
+				t.Errorf("%d survive", n)
+			}
+			if after := tree(t, r.Work); !slices.Equal(before, after) {
+				t.Errorf("%v became %v", before, after)
 			}
 		})
 		t.Run("stands still while frozen and goes on thawed", func(t *testing.T) {

@@ -72,14 +72,15 @@ func (h Host) Start(cmd *exec.Cmd, c agent.Confinement) error {
 }
 
 func (h Host) launch(cmd *exec.Cmd, p policy, m Mode, way agent.Egress) error {
+	p.Namespaces = m == Full
 	sealed, err := sealPolicy(p)
 	if err != nil {
 		return err
 	}
 	defer sealed.Close()
-	l := procs.Launch{Launcher: h.o.Launcher, Stage: agentStage, Files: []*os.File{sealed}}
-	if m == Full {
-		l.Before, l.Attr = rootStage, namespaces(p.Loopback)
+	l := procs.Launch{Launcher: h.o.Launcher, Before: rootStage, Stage: agentStage, Files: []*os.File{sealed}}
+	if p.Namespaces {
+		l.Attr = namespaces(p.Loopback)
 	}
 	groups, err := makeGroups(p)
 	if err != nil {

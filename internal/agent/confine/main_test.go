@@ -9,6 +9,7 @@ import (
 	"errors"
 	"flag"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,11 +23,13 @@ import (
 	"turnpike/internal/agent"
 	"turnpike/internal/agent/confine"
 	"turnpike/internal/agent/procs"
+	"turnpike/internal/agent/sandbox/container"
 )
 
 func TestMain(m *testing.M) {
 	swapFirst()
 	confine.Entry()
+	container.Entry()
 	switch os.Args[0] {
 	case probeName:
 		probe()
@@ -49,21 +52,18 @@ func TestOrdinaryUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		return // this is that run
 	}
-	const uid = 65534
+	const uid = ordinary
 	dir := t.TempDir()
-	for at := dir; at != os.TempDir() && at != "/"; at = filepath.Dir(at) {
-		if err := os.Chmod(at, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.Chown(dir, uid, uid); err != nil {
+	opened(t, dir)
+	here, err := os.Getwd()
+	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("/proc/self/exe", "-test.run="+cmp.Or(others(), "."), "-test.count=1", "-test.timeout=5m")
+	cmd := exec.Command("/proc/self/exe", "-test.run="+cmp.Or(others(), "."), "-test.skip=^TestAttacks$", "-test.count=1", "-test.timeout=5m")
 	if testing.Verbose() {
 		cmd.Args = append(cmd.Args, "-test.v")
 	}
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "TMPDIR=" + dir, "HOME=" + dir}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "TMPDIR=" + dir, "HOME=" + dir, "TURNPIKE_TEST_DIR=" + here}
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	out, err := delegated(t, cmd, uid)
@@ -72,6 +72,22 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 	if err != nil {
 		t.Fail()
+	}
+}
+
+// ordinary is a user without any right.
+const ordinary = 65534
+
+// opened gives dir, and the way to it, to the ordinary user.
+func opened(t *testing.T, dir string) {
+	t.Helper()
+	for at := dir; at != os.TempDir() && at != "/"; at = filepath.Dir(at) {
+		if err := os.Chmod(at, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chown(dir, ordinary, ordinary); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -112,6 +128,8 @@ type room struct {
 	Loopback  string // a TCP listener of the host
 	WorkerPID int
 	Inside    bool // whether the turn has a root of its own
+	Bare      bool // nothing holds the turn
+	Image     bool // what is not granted is an image's
 }
 
 func newRoom(t *testing.T) *room {
@@ -125,27 +143,48 @@ func newRoom(t *testing.T) *room {
 		Metadata: base + "/work/.git", Bin: base + "/bin", WorkerPID: os.Getpid(), Inside: true,
 	}
 	r.Denied = r.Bin + "/denied"
-	for path, text := range map[string]string{
-		r.Outside + "/secret": "secret", r.ReadOnly + "/file": "text", r.ReadOnly + "/dir/file": "text",
-		r.Work + "/file": "text", r.Metadata + "/config": "text", r.Metadata + "/hooks/sample": "text",
-	} {
-		writeFile(t, path, text, 0o644)
-	}
 	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
 		t.Fatal(err)
 	}
 	writeFile(t, r.Bin+"/probe", string(self), 0o755)
-	writeFile(t, r.Denied, "#!/bin/sh\necho denied ran\n", 0o755)
-	if err := errors.Join(os.Link(r.Denied, r.Bin+"/hardlink"), os.Symlink("denied", r.Bin+"/symlink")); err != nil {
+	if err := r.furnish(); err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
+// furnish puts into the room what attempts may have taken or changed.
+func (r *room) furnish() error {
+	for _, dir := range []string{r.ReadOnly, r.Work} {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		for _, e := range entries {
+			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	err := errors.Join(os.RemoveAll(r.Denied), os.RemoveAll(r.Bin+"/hardlink"), os.RemoveAll(r.Bin+"/symlink"))
+	for path, text := range map[string]string{
+		r.Outside + "/secret": "secret", r.ReadOnly + "/file": "text", r.ReadOnly + "/dir/file": "text",
+		r.Work + "/file": "text", r.Work + "/.git/config": "text", r.Work + "/.git/hooks/sample": "text",
+	} {
+		err = errors.Join(err, write(path, text, 0o644))
+	}
+	return errors.Join(err, write(r.Denied, "#!/bin/sh\necho denied ran\n", 0o755),
+		os.Link(r.Denied, r.Bin+"/hardlink"), os.Symlink("denied", r.Bin+"/symlink"))
+}
+
+func write(path, text string, mode os.FileMode) error {
+	return errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), mode))
+}
+
 func writeFile(t *testing.T, path, text string, mode os.FileMode) {
 	t.Helper()
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), mode)); err != nil {
+	if err := write(path, text, mode); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -196,24 +235,42 @@ func run(t *testing.T, h agent.Confiner, c agent.Confinement, env []string, args
 // play has the probe try every attack of the table and gives what each met.
 func (r *room) play(t *testing.T, h agent.Confiner, c agent.Confinement) map[string]string {
 	t.Helper()
+	return r.playBy(t, func(cmd *exec.Cmd) (agent.Process, error) { return start(h, c, cmd) })
+}
+
+// playBy is play in whatever start starts the probe in.
+func (r *room) playBy(t *testing.T, start func(*exec.Cmd) (agent.Process, error)) map[string]string {
+	t.Helper()
 	world, err := json.Marshal(r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out bytes.Buffer
-	cmd := &exec.Cmd{
-		Path: r.Bin + "/probe", Args: []string{probeName}, Env: []string{"PATH=/usr/bin:/bin"},
-		Stdin: bytes.NewReader(world), Stdout: &out, Stderr: os.Stderr,
-	}
-	tree, err := start(h, c, cmd)
+	dir := t.TempDir()
+	writeFile(t, dir+"/in", string(world), 0o600)
+	in, err := os.Open(dir + "/in")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if exit, err := tree.Wait(); err != nil || exit != (agent.Exit{}) {
-		t.Fatalf("the probe ended with %+v, %v\n%s", exit, err, out.String())
+	defer in.Close()
+	out, err := os.Create(dir + "/out") // not a pipe: an engine takes files
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	p, err := start(&exec.Cmd{
+		Path: r.Bin + "/probe", Args: []string{probeName}, Env: []string{"PATH=/usr/bin:/bin"},
+		Stdin: in, Stdout: out, Stderr: os.Stderr,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	exit, err := p.Wait()
+	said, readErr := os.ReadFile(dir + "/out")
+	if err := errors.Join(err, readErr); err != nil || exit != (agent.Exit{}) {
+		t.Fatalf("the probe ended with %+v, %v\n%s", exit, err, said)
 	}
 	met := map[string]string{}
-	for d := json.NewDecoder(&out); ; {
+	for d := json.NewDecoder(bytes.NewReader(said)); ; {
 		var v struct{ Name, Met string }
 		err := d.Decode(&v)
 		if err == io.EOF {

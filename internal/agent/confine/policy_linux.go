@@ -11,6 +11,9 @@ import (
 // policy is what both stages are told, through a sealed memory file.
 type policy struct {
 	layout
+	// Namespaces says that the stages are in namespaces of the turn's own, in which the
+	// layout is put together.
+	Namespaces bool
 	// Loopback brings up the loopback interface of a network namespace that has no
 	// other. Doors opens doors in it, for the worker to serve (package egress/door).
 	Loopback, Doors bool

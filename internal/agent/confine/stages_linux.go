@@ -47,16 +47,18 @@ func entry() {
 	os.Exit(standInStatus)
 }
 
-// becomeRoot is the first stage: pid 1 of the new namespaces, with the
-// capabilities to arrange them. It gives those up before it becomes the root that
-// ends the turn's processes, which therefore has none on any thread.
+// becomeRoot is the first stage: pid 1 of the new namespaces, where there are any,
+// with the capabilities to arrange them. It gives those up before it becomes the root
+// that ends the turn's processes, which therefore has none on any thread.
 func becomeRoot(policyFD int) error {
 	var p policy
 	if err := procs.Unseal(policyFD, &p); err != nil {
 		return fmt.Errorf("read the policy: %w", err)
 	}
-	if err := build(p.layout, p.TmpBytes); err != nil {
-		return err
+	if p.Namespaces {
+		if err := build(p.layout, p.TmpBytes); err != nil {
+			return err
+		}
 	}
 	if p.Loopback {
 		if err := loopbackUp(); err != nil {

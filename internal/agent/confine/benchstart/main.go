@@ -25,6 +25,7 @@ import (
 
 	"turnpike/internal/agent"
 	"turnpike/internal/agent/confine"
+	"turnpike/internal/agent/egress"
 	"turnpike/internal/agent/procs"
 )
 
@@ -34,7 +35,15 @@ func main() {
 	only := flag.String("run", ".", "the means whose name matches this `expression`")
 	launcher := flag.String("launcher", "", "the `program` that launches confined turns; empty is this one")
 	image := flag.String("image", "", "the container `image` that holds /true; empty leaves the engine out")
+	write := flag.String("write", "", "write the program to this `file` and do nothing else")
 	flag.Parse()
+	if *write != "" {
+		if err := os.WriteFile(*write, static(), 0o755); err != nil {
+			fmt.Fprintln(os.Stderr, "benchstart:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if err := bench(*n, *only, *launcher, *image); err != nil {
 		fmt.Fprintln(os.Stderr, "benchstart:", err)
 		os.Exit(1)
@@ -146,7 +155,16 @@ func host(dir, program, launcher string) []means {
 			fmt.Fprintf(os.Stderr, "benchstart: left out: %s: %v\n", k.name, err)
 			continue
 		}
-		out = append(out, means{name: k.name, start: func() error {
+		out = append(out, means{name: k.name, start: func() (err error) {
+			c := c
+			if c.Network.Proxied {
+				way, err := egress.New(egress.Limited(nil, nil), nil)
+				if err != nil {
+					return err
+				}
+				defer func() { err = errors.Join(err, way.Close()) }()
+				c.Egress = way
+			}
 			return wait(program, func(cmd *exec.Cmd) error { return h.Start(cmd, c) })
 		}})
 	}
@@ -259,7 +277,7 @@ func report(all []means, engine time.Duration) error {
 		fmt.Printf("\nThe engine's own processes spent %.1f ms of CPU on each %s, and on whatever else they did meanwhile.\n",
 			float64(engine.Microseconds())/1000/float64(len(all[i].costs)), all[i].name)
 	}
-	return errors.Join(err)
+	return err
 }
 
 func quantile(costs []cost, of func(cost) time.Duration, percent int) string {
