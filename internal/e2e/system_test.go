@@ -76,6 +76,11 @@ type system struct {
 	script   *agenttest.Script
 	addr     string // of the dispatcher
 	claude   string
+
+	token     string     // the test's own, for the dispatcher; empty where it asks for none
+	secretEnv []string   // what the next worker holds beside the model's key
+	secrets   []string   // what nothing of this system may tell
+	started   []*process // whose logs may not tell it either
 }
 
 // newSystem sets up everything but the two programs. Steps are what the model
@@ -85,7 +90,9 @@ func newSystem(t *testing.T, steps ...agenttest.Step) *system {
 	db := testenv.Postgres(t, migrated)
 	s := prepare(t, steps...)
 	s.db = db.Pool(t)
-	s.dsn = func(role string) string { return db.Login(t, role) }
+	s.dsn = func(role string) string { return s.secretIn(db.Login(t, role)) }
+	s.secrets = append(s.secrets, canary)
+	t.Cleanup(s.keepsSecrets) // once the programs have stopped
 	return s
 }
 
@@ -171,6 +178,7 @@ func (s *system) start(name string, env []string, args ...string) *process {
 		p.err = p.cmd.Wait()
 		close(p.done)
 	}()
+	s.started = append(s.started, p)
 	s.t.Cleanup(func() {
 		select {
 		case <-p.done:
@@ -241,7 +249,7 @@ func (p *process) waitLog(text string) {
 func (s *system) env(role queue.Role, dbRole string) []string {
 	return []string{
 		"TURNPIKE_DATABASE_URL=" + s.dsn(dbRole),
-		"TURNPIKE_NATS_URL=" + s.broker.As(string(role)),
+		"TURNPIKE_NATS_URL=" + s.secretIn(s.broker.As(string(role))),
 	}
 }
 
@@ -289,16 +297,14 @@ func (s *system) workerUnder(ceiling, state string, args ...string) *process {
 		s.t.Fatal(err)
 	}
 	env := append(s.env(queue.Worker, "turnpike_worker"),
-		"MODEL_KEY="+canary, "MODEL_URL="+s.script.URL(), "TURNPIKE_SECRET_OF_THE_WORKER=abc-"+canary)
+		"MODEL_KEY="+canary+"-model", "MODEL_URL="+s.script.URL(), "TURNPIKE_SECRET_OF_THE_WORKER=abc-"+canary)
+	env = append(env, s.secretEnv...)
 	p := s.start("worker", env, append([]string{"serve", "--slots", "none-confined=2", "--ceiling", file,
 		"--state-dir", filepath.Join(s.dir, state), "--bin", "claude=" + s.claude, "--listen", freeAddr(s.t),
 		"--lease", lease.String(), "--beat", "500ms", "--grace", "20s", "--log-format", "json"}, args...)...)
 	p.waitLog("serving")
 	return p
 }
-
-// canary is the model's key: nothing but the agent may ever see it.
-const canary = "canary-5f1d2c7e"
 
 // workspaces is a directory whose content requests may work in.
 func (s *system) workspaces() string {
@@ -385,6 +391,9 @@ func (s *system) call(method, path string, body []byte, out any) int {
 		s.t.Fatal(err)
 	}
 	req.Header.Set("Content-Type", "application/json")
+	if s.token != "" {
+		req.Header.Set("Authorization", "Bearer "+s.token)
+	}
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
 		s.t.Logf("%s %s: %v", method, path, err)
