@@ -35,7 +35,8 @@
 //   - On 80 every request must name the same host. Only WebSocket may be upgraded to.
 //   - The address: the worker resolves and dials by itself, and what is dialled must be
 //     public at that moment. Private, loopback, link-local, shared, multicast and
-//     reserved addresses are refused, IPv4 inside IPv6 likewise.
+//     reserved addresses are refused, IPv4 inside IPv6 likewise, and whatever addresses
+//     the machine itself has.
 //
 // Hosts of the owner's choice (Rules.Hosts) lead to a fixed address, public or not,
 // on any port; beyond 443 and 80 nothing but the name is judged.

@@ -326,7 +326,7 @@ func (p *Proxy) dial(ctx context.Context, name string, port uint16) (net.Conn, e
 		to = net.JoinHostPort(name+".", strconv.Itoa(int(port)))
 		d.Control = func(_, address string, _ syscall.RawConn) error {
 			at, err := netip.ParseAddrPort(address)
-			if err != nil || !public(at.Addr()) {
+			if err != nil || !public(at.Addr()) || ours(at.Addr()) {
 				return fmt.Errorf("%w: %s", errNotPublic, address)
 			}
 			return nil

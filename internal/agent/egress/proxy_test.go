@@ -565,8 +565,8 @@ func TestInternet(t *testing.T) {
 		}
 		return
 	}
-	var asked [2]atomic.Int32 // of the public address, and of the private one
-	for i, host := range []string{worldPublic, worldPrivate} {
+	var asked [3]atomic.Int32 // of the public address, the private one, and the machine's own
+	for i, host := range []string{worldPublic, worldPrivate, worldOwn} {
 		l, err := net.Listen("tcp4", host+":80")
 		if err != nil {
 			t.Fatal(err)
@@ -581,7 +581,7 @@ func TestInternet(t *testing.T) {
 	public, private := netip.MustParseAddr(worldPublic), netip.MustParseAddr(worldPrivate)
 	dns := zone(t, map[string][]netip.Addr{
 		"public.test.": {public}, "private.test.": {private}, "both.test.": {private, public},
-		"self.test.": {netip.MustParseAddr("127.0.0.1")}, "none.test.": nil, "mapped.test.": {netip.MustParseAddr("::ffff:127.0.0.1")},
+		"self.test.": {netip.MustParseAddr("127.0.0.1")}, "own.test.": {netip.MustParseAddr(worldOwn)}, "none.test.": nil, "mapped.test.": {netip.MustParseAddr("::ffff:127.0.0.1")},
 		"rebinds.test.": {public, {}, private}, // one after the other
 	})
 	get := func(t *testing.T, n *turn, name string) int {
@@ -602,7 +602,7 @@ func TestInternet(t *testing.T) {
 			n.p.Resolve(dns(t))
 			before := asked[0].Load()
 			for name, want := range map[string]int{
-				"public.test": 200, "both.test": 200, "private.test": 502, "self.test": 502, "none.test": 502, "mapped.test": 502,
+				"public.test": 200, "both.test": 200, "private.test": 502, "self.test": 502, "own.test": 502, "none.test": 502, "mapped.test": 502,
 			} {
 				if got := get(t, n, name); got != want {
 					t.Errorf("%s: %d", name, got)
@@ -621,8 +621,8 @@ func TestInternet(t *testing.T) {
 			}
 		})
 	}
-	if got := asked[1].Load(); got != 0 {
-		t.Errorf("the private host was asked %d times", got)
+	if private, own := asked[1].Load(), asked[2].Load(); private+own != 0 {
+		t.Errorf("the private host was asked %d times, the machine itself %d times", private, own)
 	}
 }
 

@@ -1,6 +1,10 @@
 package egress
 
-import "net/netip"
+import (
+	"net"
+	"net/netip"
+	"slices"
+)
 
 // internet is what is public at all of IPv6; unlike IPv4, most of it is not given out.
 var internet = netip.MustParsePrefix("2000::/3")
@@ -47,4 +51,14 @@ func public(a netip.Addr) bool {
 		}
 	}
 	return a.IsValid()
+}
+
+// ours says whether a is an address of this machine's own, public or not: what listens
+// here trusts its neighbours. It is looked up each time, for addresses come and go.
+func ours(a netip.Addr) bool {
+	own, err := net.InterfaceAddrs()
+	return err != nil || slices.ContainsFunc(own, func(n net.Addr) bool {
+		p, ok := n.(*net.IPNet)
+		return !ok || p.IP.Equal(a.AsSlice())
+	})
 }
