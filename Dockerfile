@@ -28,7 +28,7 @@ CMD ["serve"]
 FROM base AS worker
 RUN install -d -o 10001 -g 10001 -m 0700 /var/lib/turnpike
 COPY .cache/agents/node_modules/@anthropic-ai/claude-code-linux-*/claude /usr/local/bin/
-COPY bin/worker /usr/local/bin/
+COPY bin/worker bin/launcher /usr/local/bin/
 USER 10001:10001
 VOLUME /var/lib/turnpike
 ENTRYPOINT ["worker"]

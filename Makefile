@@ -22,7 +22,7 @@ deps: ## Install what is missing, by apt and npm; asks first on a terminal (YES=
 	@scripts/deps.sh all
 
 .PHONY: build
-build: ## Build bin/dispatcher and bin/worker
+build: ## Build bin/dispatcher, bin/worker and bin/launcher
 	@mkdir -p bin
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 

@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 base=${TURNPIKE_BASE:-debian:12-slim} tag=${TURNPIKE_TAG:-latest}
 fail() { echo "build-images: $*" >&2; exit 1; }
-for program in bin/dispatcher bin/worker; do [ -x "$program" ] || fail "$program is missing: make build"; done
+for program in bin/dispatcher bin/worker bin/launcher; do [ -x "$program" ] || fail "$program is missing: make build"; done
 scripts/agents.sh >/dev/null
 scripts/engine.sh image "$base" build-base-image.sh
 

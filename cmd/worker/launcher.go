@@ -42,5 +42,5 @@ var startsTurns = sync.OnceValue(func() string {
 // sameBuild says whether two programs were built of the same source. A tree with
 // changes of its own, or one that nobody gave a name, may have been another each time.
 func sameBuild(a, b string) bool {
-	return a == b && !strings.Contains(a, "dirty") && !strings.Contains(a, "devel") && !strings.Contains(a, "unknown")
+	return a == b && a != "" && !strings.Contains(a, "dirty") && !strings.Contains(a, "devel") && !strings.Contains(a, "unknown")
 }

@@ -22,15 +22,26 @@
 //	         read-only; denied paths masked; the loopback interface; the host's root
 //	         let go; capabilities, bounding set and securebits given up; no_new_privs
 //	root     pid 1, without a capability on any thread
-//	agent    working directory; resource limits; Landlock with the same paths once
-//	stage    more; descriptors closed; seccomp; execve
+//	agent    its control groups; resource limits; Landlock with the same paths once
+//	stage    more; working directory; descriptors closed; seccomp; execve
 //
 // A step that fails ends everything and comes back from Start, named, as
 // ErrUnsupported, ErrPolicyChanged or ErrUnready. Nothing continues with less. No
 // file is ever created on the host to mount over.
 //
 // The launcher executes itself inside the turn's root; if it is linked dynamically,
-// the system paths must hold its libraries. Build it with CGO_ENABLED=0.
+// the system paths must hold its libraries. Build it with CGO_ENABLED=0: the runtime
+// then knows all its threads, and the root stage gives up the privileges of each and
+// becomes the root as it is. Otherwise execve rids it of the others.
+//
+// # Limits
+//
+// Open files and file size are rlimits, and so is the number of processes where a user
+// namespace counts them for the turn alone. The rest is held by control groups, of
+// version 1 or 2, where the worker may make some; elsewhere it is refused. The agent
+// joins its groups, the root does not: a fork bomb must not keep it from ending one.
+// The root removes them. What a root that was killed left is known by a lock that
+// nobody holds any more, and goes with the next start of a turn that has limits.
 //
 // # The network
 //
@@ -46,7 +57,7 @@
 // holds a turn alone, with package procs' subreaper as its root, outside the
 // turn's domain. Landlock only adds, so these are refused: anything read-only, or
 // denied, inside what may be written; metadata to keep; a working directory that is
-// not the workspace; limits other than rlimits. No network means that seccomp refuses
+// not the workspace; a limit of processes without control groups. No network means that seccomp refuses
 // internet sockets. Unix sockets are refused too, below ABI 9, because Landlock does
 // not hold them to paths; the worker's owner may allow them (Options.UnixSockets).
 // There is no /tmp of the turn's own: temporary files go where something was granted.

@@ -323,6 +323,11 @@ func (h Host) Probe(context.Context) Report {
 	add("landlock scopes", t.abi >= scopesABI, fmt.Sprintf("signals and abstract sockets stay inside from ABI %d on", scopesABI))
 	add("landlock unix sockets", t.abi >= socketsABI, fmt.Sprintf("sockets inside a granted mount are held from ABI %d on", socketsABI))
 	add("seccomp", t.mode != None, "filter mode")
+	if h.o.Launcher == procs.Self {
+		add("launcher", false, "this program starts turns itself, more slowly: there is none of this build beside it")
+	} else {
+		add("launcher", true, "a program of its own starts turns")
+	}
 	add("limits of open files and file size", t.mode != None, "rlimits")
 	h.probeGroups(t, add)
 	add("no network", t.mode != None, map[Mode]string{

@@ -352,6 +352,35 @@ func await(t *testing.T, secs string, within time.Duration) {
 	}
 }
 
+// A worker goes on with the launcher it began with, whatever is installed over it.
+func TestLauncherIsHeld(t *testing.T) {
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "launcher")
+	if err := os.WriteFile(path, self, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	held, err := procs.HoldLauncher(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Remove(path), os.WriteFile(path, []byte("#!/bin/sh\nexit 3\n"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	tree, err := procs.Start(&exec.Cmd{Path: "/bin/sh", Args: []string{"sh", "-c", "exit 7"}}, procs.Launch{Launcher: held}.Start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if exit, err := tree.Wait(); err != nil || exit.Code != 7 {
+		t.Errorf("%+v, %v", exit, err)
+	}
+	if _, err := procs.HoldLauncher(path + ".absent"); !errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
 func TestOrphans(t *testing.T) {
 	t.Run("there are none after a worker was killed", func(t *testing.T) {
 		secs := mark(t)
