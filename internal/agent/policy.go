@@ -76,7 +76,7 @@ func Admit(p Policy, g Grants, req Request) (Request, error) {
 		return refuse("the request is for the image %q, its session for %q", req.Profile.SandboxImage, p.Image)
 	case p.Agent != "" && req.Profile.AgentName() != p.Agent:
 		return refuse("the request is for the agent %q, its session for %q", req.Profile.AgentName(), p.Agent)
-	case engine != "" && engine != p.DaggerEngine:
+	case engine != p.DaggerEngine:
 		return refuse("the request is for the Dagger engine %q, its session for %q", engine, p.DaggerEngine)
 	}
 	req.Grants = &g
