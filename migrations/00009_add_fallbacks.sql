@@ -17,7 +17,7 @@ CREATE INDEX queue_chain ON turnpike.queue (lane, ready) WHERE ready IS NOT NULL
 -- is continued by the agent that has it, in the place where it was.
 CREATE FUNCTION turnpike.place(chain jsonb, busy timestamptz[], bound boolean, bound_lane text, bound_agent text)
 RETURNS TABLE (profile smallint, name text, lane text, agent text, account text, until timestamptz)
-LANGUAGE sql STABLE PARALLEL SAFE AS $$
+LANGUAGE sql STABLE PARALLEL SAFE ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
 	SELECT e.profile, coalesce(e.name, e.agent), e.lane, e.agent, e.account, h.until
 	FROM jsonb_to_recordset(chain) AS e(profile smallint, name text, lane text, agent text, account text)
 	CROSS JOIN LATERAL (

@@ -241,7 +241,7 @@ const choose = `
 		CROSS JOIN LATERAL (
 			SELECT * FROM turnpike.queue q WHERE q.job_id = h.job_id AND q.ready IS NOT NULL
 			FOR NO KEY UPDATE SKIP LOCKED) q
-		LEFT JOIN LATERAL ` + best + ` b ON q.chain IS NOT NULL
+		LEFT JOIN LATERAL (SELECT * FROM ` + best + ` WHERE q.chain IS NOT NULL) b ON true
 	),
 	-- Only what these jobs are under is summed up: nothing, mostly.
 	spent AS MATERIALIZED (
