@@ -518,7 +518,7 @@ func (m *machine) reap(rt *rapid.T) {
 				m.attempts[l.Lease] = &modelAttempt{ending: job.EndLost, reaped: true, cost: -1}
 			}
 		}
-		m.close(j, job.EndLost, false, false, j.conv != "", 0, "")
+		m.close(j, job.EndLost, false, false, false, 0, "") // its conversation went with its worker
 		if !lapsed[r.Job] || r.State != j.state || r.Attempt != j.attempt {
 			rt.Fatalf("reaped %+v, have %+v", r, j)
 		}
