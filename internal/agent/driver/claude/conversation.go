@@ -1,25 +1,20 @@
 package claude
 
 import (
-	"bytes"
 	"context"
-	"fmt"
 	"strings"
 	"time"
 
 	"turnpike/internal/agent"
+	"turnpike/internal/agent/driver/stream"
 )
 
-// Bounds on what a stream may make the worker keep.
-const (
-	maxDiagnostics = 64
-	maxDiagnostic  = 512 // bytes
-	maxCalls       = 256 // MCP calls without an answer yet
-)
+// maxCalls is how many MCP calls without an answer yet a stream may make the worker keep.
+const maxCalls = 256
 
 // Converse follows the stream to its end, or until the CLI lingers after a result.
 func (d Driver) Converse(ctx context.Context, l agent.Launch, io agent.Pipes, seen func(agent.Progress)) agent.Conversation {
-	s := stream{resumed: l.Request.ResumeID != "", repeats: d.retries() > 0}
+	s := conversation{resumed: l.Request.ResumeID != "", repeats: d.retries() > 0}
 	linger := time.NewTimer(d.linger())
 	linger.Stop()
 	for {
@@ -42,14 +37,14 @@ func (d Driver) Converse(ctx context.Context, l agent.Launch, io agent.Pipes, se
 	}
 }
 
-// stream is what was learned from the events so far.
-type stream struct {
+// conversation is what was learned from the events so far.
+type conversation struct {
 	resumed bool // the conversation has earlier runs
 	repeats bool // the CLI may repeat requests
 
-	progress    agent.Progress
-	models      map[string]agent.Usage
-	diagnostics []string
+	progress agent.Progress
+	ledger   stream.Ledger
+	notes    stream.Notes
 
 	lastMessage string            // id of the last message of the agent itself
 	calls       map[string]string // MCP calls under way: id to tool
@@ -65,20 +60,20 @@ type stream struct {
 }
 
 // take learns from one line and says whether the progress changed.
-func (s *stream) take(line agent.Line) bool {
+func (s *conversation) take(line agent.Line) bool {
 	if line.Cut {
 		s.cut++
 	}
 	e, ok := parse(line)
 	if !ok {
-		if len(bytes.TrimSpace(line.Text)) > 0 {
+		if !stream.Blank(line) {
 			s.skipped++
 		}
 		return false
 	}
 	s.events++
 	changed := false
-	if id := clip(e.SessionID); id != "" && e.Type != "result" && s.progress.Conversation != id {
+	if id := stream.Clip(e.SessionID); id != "" && e.Type != "result" && s.progress.Conversation != id {
 		// The result that says that there is no such conversation bears an id too,
 		// of one that never was.
 		s.progress.Conversation, changed = id, true
@@ -107,15 +102,15 @@ func (s *stream) take(line agent.Line) bool {
 	return changed
 }
 
-func (s *stream) system(e event) bool {
+func (s *conversation) system(e event) bool {
 	switch e.Subtype {
 	case "init":
 		for _, m := range e.MCPServers {
 			if m.Status != "connected" && m.Status != "pending" {
-				s.diagnose("MCP server %s: %s", clip(m.Name), clip(m.Status))
+				s.notes.Add("MCP server %s: %s", stream.Clip(m.Name), stream.Clip(m.Status))
 			}
 		}
-		if v := clip(e.Version); v != "" && v != s.progress.AgentVersion {
+		if v := stream.Clip(e.Version); v != "" && v != s.progress.AgentVersion {
 			s.progress.AgentVersion = v
 			return true
 		}
@@ -130,7 +125,7 @@ func (s *stream) system(e event) bool {
 // synthetic is the model of messages that the CLI makes up.
 const synthetic = "<synthetic>"
 
-func (s *stream) assistant(e event, cut bool) bool {
+func (s *conversation) assistant(e event, cut bool) bool {
 	changed := false
 	own := e.Parent == ""
 	if own {
@@ -159,7 +154,7 @@ func (s *stream) assistant(e event, cut bool) bool {
 			if s.calls == nil {
 				s.calls = map[string]string{}
 			}
-			s.calls[b.ID] = clip(b.Name)
+			s.calls[b.ID] = stream.Clip(b.Name)
 		}
 	}
 	return changed
@@ -167,7 +162,7 @@ func (s *stream) assistant(e event, cut bool) bool {
 
 // results looks for MCP calls that failed. A built-in tool's failure is part of the
 // agent's work; a server's is for its owner to know.
-func (s *stream) results(content blocks) {
+func (s *conversation) results(content blocks) {
 	for _, b := range content {
 		tool, ours := s.calls[b.ToolUseID]
 		if b.Type != "tool_result" || !ours {
@@ -175,97 +170,54 @@ func (s *stream) results(content blocks) {
 		}
 		delete(s.calls, b.ToolUseID)
 		if b.IsError {
-			s.diagnose("MCP call of %s failed: %s", tool, string(b.Content))
+			s.notes.Add("MCP call of %s failed: %s", tool, string(b.Content))
 		}
 	}
 }
 
 // end takes one result. Another may follow.
-func (s *stream) end(e event, cut bool) {
+func (s *conversation) end(e event, cut bool) {
 	s.ended, s.result = true, e
 	if e.NumTurns != nil {
-		s.progress.Turns = max(s.progress.Turns, int(count(*e.NumTurns)))
+		s.progress.Turns = max(s.progress.Turns, int(stream.Count(*e.NumTurns)))
 	}
 	for _, d := range e.Denials {
-		s.diagnose("permission denied: %s", clip(d.Tool))
+		s.notes.Add("permission denied: %s", stream.Clip(d.Tool))
 	}
 	for _, text := range e.Errors {
-		s.diagnose("%s", text)
+		s.notes.Add("%s", text)
 	}
 	if cut && e.Result == nil {
-		s.diagnose("the result was too long a line to be kept; its text is lost")
+		s.notes.Add("the result was too long a line to be kept; its text is lost")
 	}
 	switch total, told := money(e.TotalCost); {
 	case e.SinceLast != nil:
 		for model, told := range e.SinceLast {
-			s.add(model, told.told())
+			s.ledger.Add(model, told.told())
 		}
-		s.progress.CostUSD, s.progress.CostKnown = 0, true
-		for _, u := range s.models {
-			if u.CostUSD == nil {
-				s.progress.CostKnown = false
-				continue
-			}
-			s.progress.CostUSD += *u.CostUSD
+		if s.progress.CostUSD, s.progress.CostKnown = s.ledger.Cost(); s.ledger.Models() == nil {
+			s.progress.CostKnown = true // nothing was used
 		}
 	case s.resumed && total > 0:
 		// Releases before 2.1.332 tell only what all runs cost together.
 	case told:
 		s.progress.CostUSD, s.progress.CostKnown = total, true
-		s.models = nil
+		s.ledger = stream.Ledger{}
 		for model, told := range e.ModelUsage {
-			s.add(model, told.told())
+			s.ledger.Add(model, told.told())
 		}
-	}
-}
-
-func (s *stream) add(model string, u agent.Usage) {
-	if s.models == nil {
-		s.models = map[string]agent.Usage{}
-	}
-	model = clip(model)
-	sum := s.models[model]
-	if _, there := s.models[model]; !there {
-		sum.CostUSD = u.CostUSD
-	} else if sum.CostUSD != nil && u.CostUSD != nil {
-		cost := *sum.CostUSD + *u.CostUSD
-		sum.CostUSD = &cost
-	} else {
-		sum.CostUSD = nil
-	}
-	sum.InputTokens += u.InputTokens
-	sum.OutputTokens += u.OutputTokens
-	sum.CacheReadTokens += u.CacheReadTokens
-	sum.CacheWriteTokens += u.CacheWriteTokens
-	sum.ReasoningTokens += u.ReasoningTokens
-	s.models[model] = sum
-}
-
-// diagnose keeps one line for a person, once.
-func (s *stream) diagnose(format string, args ...any) {
-	line := strings.Join(strings.Fields(fmt.Sprintf(format, args...)), " ")
-	if len(line) > maxDiagnostic {
-		line = strings.ToValidUTF8(line[:maxDiagnostic], "") + " ..."
-	}
-	for _, told := range s.diagnostics {
-		if told == line {
-			return
-		}
-	}
-	if len(s.diagnostics) < maxDiagnostics {
-		s.diagnostics = append(s.diagnostics, line)
 	}
 }
 
 // conclude says what the stream, as far as it came, proved.
-func (s *stream) conclude() agent.Conversation {
+func (s *conversation) conclude() agent.Conversation {
 	if s.skipped > 0 {
-		s.diagnose("%d lines of the agent's output were no events and were skipped", s.skipped)
+		s.notes.Add("%d lines of the agent's output were no events and were skipped", s.skipped)
 	}
 	if s.cut > 0 {
-		s.diagnose("%d lines of the agent's output were too long and were cut", s.cut)
+		s.notes.Add("%d lines of the agent's output were too long and were cut", s.cut)
 	}
-	c := agent.Conversation{Progress: s.progress, Ended: s.ended, Models: s.models, Diagnostics: s.diagnostics}
+	c := agent.Conversation{Progress: s.progress, Ended: s.ended, Models: s.ledger.Models(), Diagnostics: s.notes.Lines()}
 	switch {
 	case s.ended:
 		s.judge(&c)
@@ -279,7 +231,7 @@ func (s *stream) conclude() agent.Conversation {
 
 // judge reads the last result. "success" is its subtype even when it is an error, so
 // is_error goes first.
-func (s *stream) judge(c *agent.Conversation) {
+func (s *conversation) judge(c *agent.Conversation) {
 	r := s.result
 	if r.Result != nil {
 		c.ResultText = *r.Result
@@ -291,19 +243,19 @@ func (s *stream) judge(c *agent.Conversation) {
 	}
 	switch {
 	case !succeeded:
-		c.ErrorSubtype = clip(r.Subtype)
+		c.ErrorSubtype = stream.Clip(r.Subtype)
 	case r.TerminalReason != "":
-		c.ErrorSubtype = clip(r.TerminalReason)
+		c.ErrorSubtype = stream.Clip(r.TerminalReason)
 	default:
 		c.ErrorSubtype = "error"
 	}
 	f := failure{
-		status: int(count(r.APIStatus)), kind: r.APIType, code: r.APIError, reason: r.TerminalReason, errors: r.Errors,
+		status: int(stream.Count(r.APIStatus)), kind: r.APIType, code: r.APIError, reason: r.TerminalReason, errors: r.Errors,
 		word: s.failed.Error, resumed: s.resumed,
 		blocked: s.progress.RateLimit.Blocking(), gaveUp: s.repeats && s.limitTries == 0,
 	}
 	if f.status == 0 {
-		f.status = int(count(s.failed.APIStatus))
+		f.status = int(stream.Count(s.failed.APIStatus))
 	}
 	if f.code == "" {
 		f.code = s.failed.APIError

@@ -3,12 +3,10 @@ package claude
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
-	"math"
-	"strings"
 	"time"
 
 	"turnpike/internal/agent"
+	"turnpike/internal/agent/driver/stream"
 )
 
 // event is every event of the stream at once; each fills the fields it has.
@@ -76,7 +74,7 @@ func (b *blocks) UnmarshalJSON(data []byte) error {
 	if !bytes.HasPrefix(data, []byte("[")) {
 		return nil
 	}
-	return partial(json.Unmarshal(data, (*[]block)(b)))
+	return stream.Forgive(json.Unmarshal(data, (*[]block)(b)))
 }
 
 // text is what a tool gave back: a string, or blocks of text.
@@ -91,7 +89,7 @@ func (t *text) UnmarshalJSON(data []byte) error {
 	var parts []struct {
 		Text string `json:"text"`
 	}
-	if partial(json.Unmarshal(data, &parts)) == nil && len(parts) > 0 {
+	if stream.Forgive(json.Unmarshal(data, &parts)) == nil && len(parts) > 0 {
 		*t = text(parts[0].Text)
 	}
 	return nil
@@ -104,7 +102,7 @@ type rateLimit struct {
 }
 
 func (r *rateLimit) told() *agent.RateLimit {
-	out := &agent.RateLimit{Status: clip(r.Status), Type: clip(r.Type)}
+	out := &agent.RateLimit{Status: stream.Clip(r.Status), Type: stream.Clip(r.Type)}
 	if r.ResetsAt > 0 && r.ResetsAt < 1<<40 {
 		out.ResetsAt = time.Unix(int64(r.ResetsAt), 0).UTC()
 	}
@@ -125,11 +123,11 @@ type modelUsage struct {
 
 func (m modelUsage) told() agent.Usage {
 	u := agent.Usage{
-		InputTokens:      count(m.Input),
-		OutputTokens:     count(m.Output),
-		CacheReadTokens:  count(m.CacheRead),
-		CacheWriteTokens: count(m.CacheWrite),
-		ReasoningTokens:  count(m.Thinking),
+		InputTokens:      stream.Count(m.Input),
+		OutputTokens:     stream.Count(m.Output),
+		CacheReadTokens:  stream.Count(m.CacheRead),
+		CacheWriteTokens: stream.Count(m.CacheWrite),
+		ReasoningTokens:  stream.Count(m.Thinking),
 	}
 	if c, known := money(m.Cost); known && m.CostBasis != "unknown" {
 		u.CostUSD = &c
@@ -137,28 +135,18 @@ func (m modelUsage) told() agent.Usage {
 	return u
 }
 
-// count is a number of things that was told: whole, and never below nothing. Its
-// bound leaves room to add many of them up.
-func count(f float64) int64 {
-	return int64(min(max(f, 0), 1<<50))
-}
-
 // money is an amount that was told, and whether it can be one.
 func money(f *float64) (float64, bool) {
-	if f == nil || *f < 0 || *f > 1e9 || math.IsNaN(*f) {
+	if f == nil {
 		return 0, false
 	}
-	return *f, true
+	return stream.Money(*f)
 }
 
 // parse reads one line. It says no when the line is no event.
 func parse(line agent.Line) (event, bool) {
-	data := line.Text
-	if line.Cut {
-		data = whole(data)
-	}
 	var e event
-	if partial(json.Unmarshal(data, &e)) != nil {
+	if !stream.Object(line, &e) {
 		return event{}, false
 	}
 	if e.Type == "" && line.Cut && (e.TotalCost != nil || e.ModelUsage != nil) {
@@ -166,52 +154,4 @@ func parse(line agent.Line) (event, bool) {
 		e.Type = "result"
 	}
 	return e, e.Type != "" || line.Cut
-}
-
-// partial forgives a value of another type than expected: everything else of the
-// line has been read.
-func partial(err error) error {
-	if mismatch := (*json.UnmarshalTypeError)(nil); errors.As(err, &mismatch) {
-		return nil
-	}
-	return err
-}
-
-// whole makes an object of those members that head holds in full.
-func whole(head []byte) []byte {
-	d := json.NewDecoder(bytes.NewReader(head))
-	out := []byte("{")
-	if open, err := d.Token(); err != nil || open != json.Delim('{') {
-		return nil
-	}
-	for d.More() {
-		name, err := d.Token()
-		if err != nil {
-			break
-		}
-		key, isName := name.(string)
-		var value json.RawMessage
-		// A member that nothing follows may itself be cut: 12 out of 123.
-		if !isName || d.Decode(&value) != nil || !d.More() {
-			break
-		}
-		quoted, err := json.Marshal(key)
-		if err != nil {
-			break
-		}
-		if len(out) > 1 {
-			out = append(out, ',')
-		}
-		out = append(append(append(out, quoted...), ':'), value...)
-	}
-	return append(out, '}')
-}
-
-// clip bounds what is kept of a name the CLI told.
-func clip(s string) string {
-	const most = 128
-	if len(s) > most {
-		s = strings.ToValidUTF8(s[:most], "")
-	}
-	return s
 }

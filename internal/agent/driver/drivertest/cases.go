@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"io/fs"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -496,6 +498,33 @@ func deadServer(t *testing.T, s Subject) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// quiet has whatever else the CLI would ask for, of its vendor's or of a plugin's server, go
+// through a proxy that writes it down.
+func quiet(t *testing.T, s Subject) {
+	var (
+		mu    sync.Mutex // guards asked
+		asked []string
+	)
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked = append(asked, r.Method+" "+r.Host)
+		w.WriteHeader(http.StatusBadGateway)
+	}))
+	t.Cleanup(proxy.Close)
+	b := newBench(t, s, script(t, agenttest.Shell("true"), agenttest.Text("Hello.")))
+	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"} {
+		b.launch.Turn.Env = append(b.launch.Turn.Env, name+"="+proxy.URL, strings.ToLower(name)+"="+proxy.URL)
+	}
+	b.launch.Turn.Env = append(b.launch.Turn.Env, "NO_PROXY=127.0.0.1", "no_proxy=127.0.0.1")
+	b.run(t).wantSuccess(t, "Hello.")
+	mu.Lock()
+	defer mu.Unlock()
+	if len(asked) > 0 {
+		t.Errorf("the CLI also asked for %q", asked)
 	}
 }
 

@@ -1,7 +1,9 @@
 package drivertest
 
 import (
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -40,6 +42,14 @@ func Confined(t *testing.T, s Subject) {
 			backend := s.Driver.Descriptor()
 			dir := t.TempDir()
 			c := confine.Platform(options)
+			metadata := filepath.Join(dir, ".git")
+			if c.Mode() == confine.Full {
+				// It is read-only there, and some CLIs would keep something in it. What cannot
+				// hold it read-only refuses a checkout.
+				if out, err := exec.CommandContext(t.Context(), "git", "init", "--quiet", dir).CombinedOutput(); err != nil {
+					t.Fatalf("git init: %v\n%s", err, out)
+				}
+			}
 			r := &runner.Runner{
 				Bins:        map[string]string{backend.Name: s.Bin},
 				SessionsDir: filepath.Join(t.TempDir(), "sessions"),
@@ -64,6 +74,9 @@ func Confined(t *testing.T, s Subject) {
 			if res.IsError || res.ResultText != "Done." || res.Outcome.Status != "shipped" || res.ToolCalls != 3 || res.ClaudeID == "" {
 				stderr, _ := os.ReadFile(filepath.Join(res.SessionDir, "stderr.log"))
 				t.Fatalf("%+v\nstderr: %s", res, stderr)
+			}
+			if _, err := os.Stat(filepath.Join(metadata, backend.Name)); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("something of the CLI's is in the repository's metadata: %v", err)
 			}
 			if got, err := os.ReadFile(filepath.Join(dir, "out.txt")); string(got) != "written\n" {
 				t.Errorf("out.txt: %q, %v", got, err)

@@ -117,6 +117,7 @@ func Exercise(t *testing.T, s Subject) {
 		{"gets over a broken stream or fails", broken},
 		{"can be stopped while the provider is silent", silent},
 		{"tells of a server that does not start", deadServer},
+		{"asks nobody but its provider", quiet},
 		{"follows the workspace's instructions", instructions},
 		{"does not believe the workspace's settings", hostile},
 		{"does not believe settings the agent wrote", takeover},

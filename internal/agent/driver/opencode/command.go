@@ -361,7 +361,7 @@ func mcpConfig(l agent.Launch) (any, error) {
 				return refuse(agent.ErrUnsupported, "its tools could not be told from those of %s; name one of them otherwise", other)
 			}
 		}
-		if where, found := expands(e); found {
+		if where, found := servers.Expands(e, "{env:", "{file:"); found {
 			return refuse(agent.ErrNotGranted, "%s contains \"{env:\" or \"{file:\", which would be replaced", where)
 		}
 		if !overHTTP {
@@ -396,30 +396,4 @@ func plain(env []string, name string) bool {
 		}
 	}
 	return true
-}
-
-// expands says where an entry would make the CLI put a variable's value or a file.
-func expands(e agent.MCPEntry) (where string, found bool) {
-	has := func(s string) bool { return strings.Contains(s, "{env:") || strings.Contains(s, "{file:") }
-	inMap := func(m map[string]string) bool {
-		for k, v := range m {
-			if has(k) || has(v) {
-				return true
-			}
-		}
-		return false
-	}
-	switch {
-	case has(e.Command):
-		return "its command", true
-	case slices.ContainsFunc(e.Args, has):
-		return "an argument", true
-	case inMap(e.Env):
-		return "its environment", true
-	case has(e.URL):
-		return "its URL", true
-	case inMap(e.Headers):
-		return "a header", true
-	}
-	return "", false
 }

@@ -3,7 +3,6 @@ package pi
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"strings"
 
 	"turnpike/internal/agent"
@@ -68,7 +67,7 @@ func (m *message) UnmarshalJSON(data []byte) error {
 		return json.Unmarshal(data, &m.bare)
 	}
 	type plain message
-	return forgive(json.Unmarshal(data, (*plain)(m)))
+	return stream.Forgive(json.Unmarshal(data, (*plain)(m)))
 }
 
 // text is what a message says.
@@ -95,15 +94,7 @@ func (c *content) UnmarshalJSON(data []byte) error {
 		*c = content{{Type: "text"}}
 		return json.Unmarshal(data, &(*c)[0].Text)
 	}
-	return forgive(json.Unmarshal(data, (*[]block)(c)))
-}
-
-// forgive leaves a value of another type than expected out.
-func forgive(err error) error {
-	if mismatch := (*json.UnmarshalTypeError)(nil); errors.As(err, &mismatch) {
-		return nil
-	}
-	return err
+	return stream.Forgive(json.Unmarshal(data, (*[]block)(c)))
 }
 
 type usage struct {

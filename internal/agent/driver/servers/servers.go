@@ -55,3 +55,32 @@ func Check(name string, e agent.MCPEntry, env []string) (overHTTP bool, err erro
 	}
 	return overHTTP, nil
 }
+
+// Expands says where an entry holds one of the marks by which a CLI would put something else
+// in its place, such as a variable's value.
+func Expands(e agent.MCPEntry, marks ...string) (where string, found bool) {
+	has := func(s string) bool {
+		return slices.ContainsFunc(marks, func(mark string) bool { return strings.Contains(s, mark) })
+	}
+	inMap := func(m map[string]string) bool {
+		for k, v := range m {
+			if has(k) || has(v) {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case has(e.Command):
+		return "its command", true
+	case slices.ContainsFunc(e.Args, has):
+		return "an argument", true
+	case inMap(e.Env):
+		return "its environment", true
+	case has(e.URL):
+		return "its URL", true
+	case inMap(e.Headers):
+		return "a header", true
+	}
+	return "", false
+}

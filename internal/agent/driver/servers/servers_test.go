@@ -45,3 +45,16 @@ func TestCheck(t *testing.T) {
 		})
 	}
 }
+
+func TestExpands(t *testing.T) {
+	t.Parallel()
+	marked := map[string]string{"X": "a ${B} c"}
+	for want, e := range map[string]agent.MCPEntry{
+		"its command": {Command: "${B}"}, "an argument": {Args: []string{"-x", "${B}"}}, "its environment": {Env: marked},
+		"its URL": {URL: "https://${B}"}, "a header": {Headers: marked}, "": {Command: "{env:B}", Args: []string{"$B"}},
+	} {
+		if got, found := servers.Expands(e, "${", "{file:"); got != want || found != (want != "") {
+			t.Errorf("%q, %t, want %q", got, found, want)
+		}
+	}
+}

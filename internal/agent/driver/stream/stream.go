@@ -27,9 +27,16 @@ func Object(line agent.Line, into any) bool {
 	if !bytes.HasPrefix(data, []byte("{")) {
 		return false
 	}
-	err := json.Unmarshal(data, into)
-	mismatch := (*json.UnmarshalTypeError)(nil)
-	return err == nil || errors.As(err, &mismatch)
+	return Forgive(json.Unmarshal(data, into)) == nil
+}
+
+// Forgive leaves a value of another type than expected out: everything else of its text has
+// been read.
+func Forgive(err error) error {
+	if mismatch := (*json.UnmarshalTypeError)(nil); errors.As(err, &mismatch) {
+		return nil
+	}
+	return err
 }
 
 // Blank says that a line holds nothing.
