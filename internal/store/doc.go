@@ -14,12 +14,13 @@
 //	queued      -> queued               Select, and Promote on a paused lane: to another profile of its chain
 //	queued      -> dispatched           Select
 //	dispatched  -> dispatched           Redispatch: nobody claimed it; the next number
-//	dispatched  -> queued               Pause, Redispatch of what is paused, Settle of what pauses its account
+//	dispatched  -> queued               Pause, Redispatch of what is paused, Settle of what pauses its account,
+//	                                    Crossings of what is under a spent budget
 //	dispatched  -> running              Claim
 //	running     -> succeeded | failed | cancelled | queued | scheduled
 //	                                    Settle by token, Reap after the lease lapsed: turnpike.after decides
 //	scheduled, queued, dispatched -> cancelled      Cancel; a running job gets a flag, which beats return
-//	scheduled, queued, dispatched -> failed         Promote: past its deadline
+//	scheduled, queued, dispatched -> failed         Promote: past its deadline, or unready for too long
 //	scheduled, queued (unchecked) -> failed         Checked: the request is refused
 //
 // Final states are final: the row that could change is gone. The final state is on
@@ -41,6 +42,16 @@
 // ready. Every transition that takes such a row away lets out the first one parked
 // behind it. Selection locks the live row before it parks, so that who closes it
 // sees the parked one.
+//
+// # Budgets
+//
+// A job's row has the budgets it was under when it was selected, and its attempt those
+// it counts against. Settling adds to their buckets in its own transaction; what a
+// budget has left is a sum over at most 1441 of them, less what the beats of running
+// attempts told. Selection parks, a claim is refused, and a beat is answered with what
+// is spent, each by that sum at its time. Two claims at once may be given the same
+// money: the beats of both find out. Jobs under no budget have NULL, and no statement
+// asks anything for them.
 //
 // # Failure
 //
