@@ -18,6 +18,7 @@
 //	Results    settles reports that workers could not bring to Postgres
 //	Reaper     closes attempts whose lease lapsed, after a full lease of unbroken ticks
 //	Janitor    sweeps what retention lets go
+//	Watch      tells how budgets stand, once for each level they cross, and late leases
 //
 // # What may fail
 //
