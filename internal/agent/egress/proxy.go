@@ -197,6 +197,7 @@ func (p *Proxy) Close() error {
 	}
 	p.work.Wait()
 	p.upstream.CloseIdleConnections()
+	p.log.Debug("turn's network closed", "sent", p.sent.Load(), "received", p.received.Load())
 	if err != nil {
 		return fmt.Errorf("close the turn's network: %w", err)
 	}
