@@ -501,6 +501,10 @@ func TestVerifyNetwork(t *testing.T) {
 		"is_nothing_for_an_empty_list":         {open, []string{}, agent.Network{}},
 		"is_narrowed_from_open":                {open, []string{"a"}, agent.Network{Proxied: true, Domains: []string{"a"}}},
 		"is_narrowed_from_any_public_host":     {proxied, []string{"a"}, agent.Network{Proxied: true, Domains: []string{"a"}}},
+		"keeps_the_owner's_hosts": {
+			agent.Network{Proxied: true, Hosts: map[string]string{"a:1": "b:1"}}, []string{"a"},
+			agent.Network{Proxied: true, Domains: []string{"a"}, Hosts: map[string]string{"a:1": "b:1"}},
+		},
 		"is_narrowed_from_a_list":              {agent.Network{Proxied: true, Domains: []string{"a", "b"}}, []string{"b"}, agent.Network{Proxied: true, Domains: []string{"b"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
