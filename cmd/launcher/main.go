@@ -1,7 +1,7 @@
 // Command launcher starts turns for the worker that lies beside it. The worker could
-// do so itself, and does where this program is missing or of another build. But each
-// turn passes through three executions of its launcher before its agent runs, and all
-// that a program links is set up each time.
+// do so itself, and does where this program is missing or of another build. But a turn
+// begins with an execution of its launcher, and all that a program links is set up
+// each time.
 package main
 
 import (

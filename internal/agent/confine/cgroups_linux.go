@@ -289,13 +289,3 @@ func sharesOf(l agent.Limits, counted bool, places func() map[string]place) ([]s
 	}
 	return out, nil
 }
-
-// joinGroups moves this process into the groups whose member files are open from fd on.
-func joinGroups(fd, n int) error {
-	for i := range n {
-		if _, err := unix.Write(fd+i, []byte("0")); err != nil {
-			return err
-		}
-	}
-	return nil
-}

@@ -4,7 +4,6 @@ package confine_test
 
 import (
 	"bufio"
-	"bytes"
 	"debug/elf"
 	"encoding/json"
 	"errors"
@@ -215,28 +214,41 @@ func TestTree(t *testing.T) {
 				t.Errorf("%v became %v", before, after)
 			}
 		})
-		t.Run("stands still while frozen and goes on thawed", func(t *testing.T) {
-			count := r.Work + "/count"
-			tree, _ := begin(t, h, c, shell(`i=0; while :; do i=$((i+1)); echo $i >`+count+`; [ $i = 1 ] && echo ready; done`))
+		t.Run("stands still as a whole while frozen and goes on thawed", func(t *testing.T) {
+			// The agent, a child, and a daemon that left its session and its environment.
+			const writer = `i=0; while :; do i=$((i+1)); echo $i >$0; done`
+			counts := []string{r.Work + "/agent", r.Work + "/child", r.Work + "/daemon"}
+			tree, _ := begin(t, h, c, shell(`w=$1; shift
+				sh -c "$w" $2 & (env -i setsid sh -c "$w" $3 >/dev/null 2>&1 </dev/null &)
+				until [ -s $2 ] && [ -s $3 ]; do :; done
+				i=0; while :; do i=$((i+1)); echo $i >$1; [ $i = 1 ] && echo ready; done`, append([]string{writer}, counts...)...))
 			if err := tree.Freeze(); err != nil {
 				t.Fatal(err)
 			}
-			before, err := os.ReadFile(count)
-			if err != nil {
-				t.Fatal(err)
+			read := func() []string {
+				var out []string
+				for _, path := range counts {
+					text, err := os.ReadFile(path)
+					if err != nil {
+						t.Fatal(err)
+					}
+					out = append(out, string(text))
+				}
+				return out
 			}
+			before := read()
 			// Another turn's whole life passes meanwhile.
 			run(t, h, c, nil, "/bin/sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do /bin/true; done")
-			after, err := os.ReadFile(count)
-			if err != nil || !bytes.Equal(after, before) {
-				t.Errorf("went on from %q to %q, %v", before, after, err)
+			after := read()
+			if !slices.Equal(before, after) {
+				t.Errorf("went on from %q to %q", before, after)
 			}
 			if err := tree.Thaw(); err != nil {
 				t.Fatal(err)
 			}
-			for now := after; len(now) == 0 || bytes.Equal(now, after); {
-				if now, err = os.ReadFile(count); err != nil {
-					t.Fatal(err)
+			for i := range counts {
+				for now := after[i]; now == "" || now == after[i]; {
+					now = read()[i]
 				}
 			}
 		})

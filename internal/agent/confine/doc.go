@@ -22,17 +22,18 @@
 //	         read-only; denied paths masked; the loopback interface; the host's root
 //	         let go; capabilities, bounding set and securebits given up; no_new_privs
 //	root     pid 1, without a capability on any thread
-//	agent    its control groups; resource limits; Landlock with the same paths once
-//	stage    more; working directory; descriptors closed; seccomp; execve
+//	forked   its control groups; resource limits; working directory; Landlock with the
+//	         same paths once more; descriptors closed; seccomp; execve
 //
 // A step that fails ends everything and comes back from Start, named, as
 // ErrUnsupported, ErrPolicyChanged or ErrUnready. Nothing continues with less. No
 // file is ever created on the host to mount over.
 //
-// The launcher executes itself inside the turn's root; if it is linked dynamically,
-// the system paths must hold its libraries. Build it with CGO_ENABLED=0: the runtime
-// then knows all its threads, and the root stage gives up the privileges of each and
-// becomes the root as it is. Otherwise execve rids it of the others.
+// A start is one execution of the launcher, which is most of what it costs. Build it
+// with CGO_ENABLED=0: the runtime then knows all its threads, and the root stage gives
+// up the privileges of each and becomes the root as it is. Otherwise it executes itself
+// once more, to be rid of the others, and the system paths must hold its libraries.
+// What the forked process does is a list of system calls that the root prepared.
 //
 // # Limits
 //

@@ -17,8 +17,8 @@ import (
 // whether it could: with cgo the runtime does not know all of them. Then only this
 // thread's are given up, and execve must end the others.
 //
-// The bounding set is emptied on this thread alone. It is the one that the agent's
-// stage is forked from, and no_new_privs leaves the set of the others without a use.
+// The bounding set is emptied on this thread alone. It is the one that the agent is
+// forked from, and no_new_privs leaves the set of the others without a use.
 func giveUpEverywhere() (bool, error) {
 	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0)
 	if errno == syscall.ENOTSUP {

@@ -78,7 +78,7 @@ func (h Host) launch(cmd *exec.Cmd, p policy, m Mode, way agent.Egress) error {
 		return err
 	}
 	defer sealed.Close()
-	l := procs.Launch{Launcher: h.o.Launcher, Before: rootStage, Stage: agentStage, Files: []*os.File{sealed}}
+	l := procs.Launch{Launcher: h.o.Launcher, Before: rootStage, Prepared: true, Files: []*os.File{sealed}}
 	if p.Namespaces {
 		l.Attr = namespaces(p.Loopback)
 	}

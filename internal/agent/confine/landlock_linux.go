@@ -85,7 +85,8 @@ func handled(abi int, tcp bool) unix.LandlockRulesetAttr {
 	return attr
 }
 
-// restrictor is a ruleset that was not enforced yet.
+// restrictor is a ruleset that is not enforced yet. Whoever enforces it needs
+// no_new_privs.
 type restrictor struct{ fd int }
 
 // newRestrictor opens what the rules name, so that it can be enforced after the
@@ -135,17 +136,6 @@ func (r restrictor) allow(rl rule, handled uint64) error {
 		uintptr(unsafe.Pointer(&attr)), 0, 0, 0)
 	if errno != 0 {
 		return fmt.Errorf("rule for %s: %w", rl.Path, errno)
-	}
-	return nil
-}
-
-// enforce holds this thread, and what it executes, to the rules from now on. It
-// needs no_new_privs.
-func (r restrictor) enforce() error {
-	defer unix.Close(r.fd)
-	_, _, errno := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(r.fd), 0, 0)
-	if errno != 0 {
-		return fmt.Errorf("restrict: %w", errno)
 	}
 	return nil
 }

@@ -8,7 +8,7 @@ import (
 	"turnpike/internal/agent"
 )
 
-// policy is what both stages are told, through a sealed memory file.
+// policy is what the root and its stage are told, through a sealed memory file.
 type policy struct {
 	layout
 	// Namespaces says that the stages are in namespaces of the turn's own, in which the

@@ -3,10 +3,6 @@
 package confine
 
 import (
-	"fmt"
-	"runtime"
-	"unsafe"
-
 	"golang.org/x/sys/unix"
 )
 
@@ -140,19 +136,4 @@ func filter(f families) ([]unix.SockFilter, error) {
 	a.label("kill")
 	a.op(bpfReturn, unix.SECCOMP_RET_KILL_PROCESS)
 	return a.assemble()
-}
-
-// installFilter holds this thread, and what it executes, to f from now on.
-func installFilter(f families) error {
-	p, err := filter(f)
-	if err != nil {
-		return err
-	}
-	prog := unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]}
-	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&prog)))
-	runtime.KeepAlive(p)
-	if errno != 0 {
-		return fmt.Errorf("seccomp: %w", errno)
-	}
-	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -16,35 +17,19 @@ import (
 	"turnpike/internal/agent/procs"
 )
 
-// argv[0] of the two stages.
-const (
-	rootStage  = "turnpike-confine-root"
-	agentStage = "turnpike-confine-agent"
-)
+// rootStage is argv[0] of the stage.
+const rootStage = "turnpike-confine-root"
 
 func entry() {
-	if len(os.Args) != 1 {
-		return
-	}
-	switch os.Args[0] {
-	case rootStage:
+	if len(os.Args) == 1 && os.Args[0] == rootStage {
 		// Capabilities, no_new_privs and securebits are the thread's; fork and execve
 		// keep those of the thread that calls them.
 		runtime.LockOSThread()
 		err := becomeRoot(procs.FirstPassed)
 		procs.Report(os.NewFile(4, "setup"), err)
-	case agentStage:
-		runtime.LockOSThread()
-		setup := os.NewFile(3, "setup")
-		if err := becomeAgent(procs.FirstPassed-2, setup); err != nil {
-			procs.Report(setup, err)
-			break
-		}
-		os.Exit(0) // a dry run
-	default:
-		return
+		os.Exit(standInStatus)
 	}
-	os.Exit(standInStatus)
+	procs.EntryFor(prepareAgent)
 }
 
 // becomeRoot is the first stage: pid 1 of the new namespaces, where there are any,
@@ -74,7 +59,7 @@ func becomeRoot(policyFD int) error {
 	if err != nil {
 		return err
 	}
-	return procs.NewFailure("become the root", procs.Become(whole), agent.ErrUnsupported)
+	return procs.NewFailure("become the root", procs.Become(whole, prepareAgent), agent.ErrUnsupported)
 }
 
 // giveUp drops every privilege there is, and those that execve could give.
@@ -88,59 +73,74 @@ func giveUp() error {
 	return nil
 }
 
-// becomeAgent is the second stage: it holds itself to the rest of the policy and
-// executes the agent. The order matters: each step takes away what the next ones
-// no longer need.
-func becomeAgent(policyFD int, setup *os.File) error {
+// prepareAgent gives the system calls by which the process that the root forks holds
+// itself to the rest of the policy and executes the agent. The order matters: each
+// takes away what the next ones no longer need.
+func prepareAgent(policyFD int) ([]procs.Call, error) {
 	var p policy
 	if err := procs.Unseal(policyFD, &p); err != nil {
-		return fmt.Errorf("read the policy: %w", err)
+		return nil, fmt.Errorf("read the policy: %w", err)
+	}
+	var calls []procs.Call
+	add := func(step string, kind error, keep any, number uintptr, args ...uintptr) {
+		c := procs.Call{Step: step, Kind: kind, Number: number, Keep: keep}
+		copy(c.Args[:], args)
+		calls = append(calls, c)
 	}
 	members := policyFD + 1
 	if p.Doors {
 		members++ // the way out lies between
 	}
-	if err := joinGroups(members, p.Groups); err != nil {
-		return procs.NewFailure("join the control groups", err, agent.ErrUnsupported)
+	for i := range p.Groups {
+		zero := []byte("0") // whoever writes it
+		add("join the control groups", agent.ErrUnsupported, zero, unix.SYS_WRITE, uintptr(members+i), uintptr(unsafe.Pointer(&zero[0])), 1)
 	}
 	for _, l := range p.Limits {
-		// Not unix.Setrlimit: only syscall's keeps execve from restoring the number
-		// of open files this process began with.
-		if err := syscall.Setrlimit(l.Resource, &syscall.Rlimit{Cur: l.Value, Max: l.Value}); err != nil {
-			return procs.NewFailure(fmt.Sprintf("limit resource %d to %d", l.Resource, l.Value), err, agent.ErrUnsupported)
-		}
+		both := &unix.Rlimit{Cur: l.Value, Max: l.Value}
+		add(fmt.Sprintf("limit resource %d to %d", l.Resource, l.Value), agent.ErrUnsupported, both,
+			unix.SYS_PRLIMIT64, 0, uintptr(l.Resource), uintptr(unsafe.Pointer(both)))
 	}
-	var r restrictor
+	dir, err := unix.BytePtrFromString(p.Dir)
+	if err != nil {
+		return nil, procs.NewFailure("enter "+p.Dir, err, agent.ErrUnready)
+	}
+	add("enter "+p.Dir, agent.ErrUnready, dir, unix.SYS_CHDIR, uintptr(unsafe.Pointer(dir)))
+	// The root has neither privileges nor a way to any; what is certain is said twice.
+	head, none := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, new([2]unix.CapUserData)
+	add("drop capabilities", agent.ErrUnsupported, []any{head, none}, unix.SYS_CAPSET, uintptr(unsafe.Pointer(head)), uintptr(unsafe.Pointer(none)))
+	add("no_new_privs", agent.ErrUnsupported, nil, unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1)
 	if p.Landlock {
-		var err error
-		if r, err = newRestrictor(p.Rules, p.Families.Inet); err != nil {
-			return procs.NewFailure("landlock", err, agent.ErrUnsupported)
+		r, err := newRestrictor(p.Rules, p.Families.Inet)
+		if err != nil {
+			return nil, procs.NewFailure("landlock", err, agent.ErrUnsupported)
 		}
+		add("landlock", agent.ErrUnsupported, nil, unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(r.fd))
 	}
-	if err := unix.Chdir(p.Dir); err != nil {
-		return procs.NewFailure("enter "+p.Dir, err, agent.ErrUnready)
+	add("close descriptors", agent.ErrUnsupported, nil, unix.SYS_CLOSE_RANGE, 3, uintptr(^uint32(0)), unix.CLOSE_RANGE_CLOEXEC)
+	program, err := filter(p.Families)
+	if err != nil {
+		return nil, procs.NewFailure("seccomp", err, agent.ErrUnsupported)
 	}
-	if err := giveUp(); err != nil {
-		return err
-	}
-	if p.Landlock {
-		if err := r.enforce(); err != nil {
-			return procs.NewFailure("landlock", err, agent.ErrUnsupported)
-		}
-	}
-	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		return procs.NewFailure("close descriptors", err, agent.ErrUnsupported)
-	}
-	if err := installFilter(p.Families); err != nil {
-		return procs.NewFailure("seccomp", err, agent.ErrUnsupported)
-	}
-	if err := procs.Ready(setup); err != nil {
-		return procs.NewFailure("tell the worker", err, agent.ErrUnready)
-	}
+	held := &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	add("seccomp", agent.ErrUnsupported, held, unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(held)))
 	if p.Dry {
-		return nil
+		add("end", agent.ErrUnsupported, nil, unix.SYS_EXIT_GROUP)
+		return calls, nil
 	}
-	return procs.NewFailure("execute "+p.Path, syscall.Exec(p.Path, p.Args, p.Env), agent.ErrUnready)
+	path, err := unix.BytePtrFromString(p.Path)
+	var argv, env []*byte
+	if err == nil {
+		argv, err = syscall.SlicePtrFromStrings(p.Args)
+	}
+	if err == nil {
+		env, err = syscall.SlicePtrFromStrings(p.Env)
+	}
+	if err != nil {
+		return nil, procs.NewFailure("execute "+p.Path, err, agent.ErrUnready)
+	}
+	add("execute "+p.Path, agent.ErrUnready, []any{path, argv, env}, unix.SYS_EXECVE,
+		uintptr(unsafe.Pointer(path)), uintptr(unsafe.Pointer(&argv[0])), uintptr(unsafe.Pointer(&env[0])))
+	return calls, nil
 }
 
 // giveDoors opens the turn's way out and has the worker at the other end of the socket

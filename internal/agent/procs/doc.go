@@ -44,6 +44,9 @@
 // and carries a Failure when it was not; descriptor 5 is a sealed memory file with what to
 // execute, so that neither the arguments nor the environment of the root tell.
 //
+// A program that must be held before it is executed is prepared: whoever calls EntryFor
+// gives the root the system calls that the forked process makes (fork_linux.go).
+//
 // # macOS
 //
 // There are no process namespaces, no subreapers and no handles on processes, so the

@@ -34,13 +34,12 @@ type Launch struct {
 	// first, prepares what the root and all beneath it live in, and then calls
 	// Become.
 	Before string
-	// Stage, when set, is argv[0] of the launcher's copy that the root starts
-	// instead of the command. The stage executes the command itself, once it has
-	// set itself up; until then it reports through descriptor 3.
-	Stage string
-	// Files, and then Members, are passed on to Before and Stage.
+	// Prepared says that the function given to Entry leads to the program, which the
+	// root does not execute as it is then.
+	Prepared bool
+	// Files, and then Members, are passed on to Before and that function.
 	Files, Members []*os.File
-	// Groups are control groups that the stage puts itself into. The root kills what
+	// Groups are control groups that the program is put into. The root kills what
 	// is in them when it kills the rest, and removes them when nothing is left.
 	Groups []Group
 	// Attr are the attributes the root is started with; Setsid is always set.
@@ -78,7 +77,7 @@ func (l Launch) Start(cmd *exec.Cmd) error {
 	if len(cmd.ExtraFiles) != 1 || cmd.ExtraFiles[0].Name() != lineName {
 		return errors.New("start: a tree is started through procs.Start")
 	}
-	if name := os.Args[0]; name == rootName || name == l.Before || name == l.Stage {
+	if name := os.Args[0]; name == rootName || name == l.Before {
 		// Or a main that misses Entry would start itself without end.
 		return fmt.Errorf("start: %w: this process was started as %s, so main does not begin with Entry", agent.ErrUnsupported, name)
 	}
@@ -91,8 +90,9 @@ func (l Launch) Start(cmd *exec.Cmd) error {
 	if len(p.Args) == 0 {
 		p.Args = []string{p.Path}
 	}
-	if l.Stage != "" {
-		p.Path, p.Args, p.Env, p.Dir, p.Stage = Self, []string{l.Stage}, nil, "/", true
+	if l.Prepared {
+		// Where it is executed from is for the function to say.
+		p = plan{Prepared: true, Passed: p.Passed, Groups: p.Groups}
 	}
 	text, err := json.Marshal(p)
 	if err != nil {

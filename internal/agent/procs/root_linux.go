@@ -20,18 +20,21 @@ const stopBound = 5 * time.Second
 // Entry is the first line of main in every program that starts trees, and of
 // TestMain in every test that does (package confine's Entry calls it). In a
 // root it does the root's work and exits; everywhere else it returns at once.
-func Entry() {
+func Entry() { EntryFor(nil) }
+
+// EntryFor is Entry in a program whose trees may be prepared by prepare.
+func EntryFor(prepare Prepare) {
 	if len(os.Args) == 1 && os.Args[0] == rootName {
-		os.Exit(runRoot())
+		os.Exit(runRoot(prepare))
 	}
 }
 
 // Become turns this process, which Launch.Before named, into the root it stood in
 // for. It returns only if it fails. As it is says that whatever this thread gave up
 // every thread did; otherwise the process is executed anew, which leaves this one.
-func Become(asItIs bool) error {
+func Become(asItIs bool, prepare Prepare) error {
 	if asItIs {
-		os.Exit(runRoot())
+		os.Exit(runRoot(prepare))
 	}
 	return os.NewSyscallError("execve", syscall.Exec(Self, []string{rootName}, os.Environ()))
 }
@@ -54,7 +57,7 @@ type ended struct {
 	status syscall.WaitStatus
 }
 
-func runRoot() int {
+func runRoot(prepare Prepare) int {
 	// Not readable through /proc by the program, whatever user both are.
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	if err := unix.CloseRange(fdLine, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
@@ -67,7 +70,7 @@ func runRoot() int {
 	// nothing: ignoring them would be inherited by the program.
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP,
 		unix.SIGPIPE, unix.SIGQUIT, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU)
-	pid, err := r.start(setup)
+	pid, err := r.start(setup, prepare)
 	if err != nil {
 		Report(setup, err)
 		return 126
@@ -105,8 +108,8 @@ func Ready(setup *os.File) error {
 	return err
 }
 
-// start executes the program, or the stage that will.
-func (r *root) start(setup *os.File) (int, error) {
+// start executes the program.
+func (r *root) start(setup *os.File, prepare Prepare) (int, error) {
 	var p plan
 	if err := Unseal(fdPlan, &p); err != nil {
 		return 0, NewFailure("read the plan", err, agent.ErrUnsupported)
@@ -126,23 +129,13 @@ func (r *root) start(setup *os.File) (int, error) {
 			return 0, NewFailure("become a subreaper", err, agent.ErrUnsupported)
 		}
 	}
-	files := []uintptr{0, 1, 2}
-	if p.Stage {
-		files = append(files, setup.Fd())
-		for i := range p.Passed {
-			files = append(files, uintptr(FirstPassed+i))
-		}
-	}
 	for i, name := range p.Groups {
 		at := uintptr(FirstPassed + p.Passed + 2*i)
 		r.groups = append(r.groups, Group{Name: name, Parent: os.NewFile(at, name), Dir: os.NewFile(at+1, name)})
 	}
-	// A session of its own: kill(0) by the program must not reach the root.
-	pid, err := syscall.ForkExec(p.Path, p.Args, &syscall.ProcAttr{
-		Dir: p.Dir, Env: p.Env, Files: files, Sys: &syscall.SysProcAttr{Setsid: true},
-	})
+	pid, err := execute(p, prepare)
 	if err != nil {
-		return 0, NewFailure("execute "+p.Path, err, agent.ErrUnready)
+		return 0, err
 	}
 	for i := range p.Passed {
 		unix.Close(FirstPassed + i)
@@ -154,10 +147,30 @@ func (r *root) start(setup *os.File) (int, error) {
 		r.killAll()
 		return 0, NewFailure("hold the program", err, agent.ErrUnsupported)
 	}
-	if !p.Stage {
-		if err := Ready(setup); err != nil {
-			return 0, err // nobody is left to be told
+	if err := Ready(setup); err != nil {
+		return 0, err // nobody is left to be told
+	}
+	return pid, nil
+}
+
+// execute executes the program of a plan, in a session of its own: kill(0) by the
+// program must not reach the root.
+func execute(p plan, prepare Prepare) (int, error) {
+	if p.Prepared {
+		if prepare == nil {
+			return 0, NewFailure("prepare the program", errors.New("this launcher does not know how"), agent.ErrUnsupported)
 		}
+		calls, err := prepare(FirstPassed)
+		if err != nil {
+			return 0, err
+		}
+		return forkCalls(calls)
+	}
+	pid, err := syscall.ForkExec(p.Path, p.Args, &syscall.ProcAttr{
+		Dir: p.Dir, Env: p.Env, Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		return 0, NewFailure("execute "+p.Path, err, agent.ErrUnready)
 	}
 	return pid, nil
 }

@@ -17,9 +17,8 @@ const (
 	fdLine  = 3
 	fdSetup = 4
 	fdPlan  = 5
-	// FirstPassed is the descriptor of the first of Launch.Files in a process
-	// that takes the root's place at first (Launch.Before). The same files are at
-	// FirstPassed-2 and on in the stage that becomes the program.
+	// FirstPassed is the descriptor of the first of Launch.Files in a root, and in a
+	// process that takes its place at first (Launch.Before).
 	FirstPassed = 6
 )
 
@@ -34,8 +33,10 @@ type plan struct {
 	Dir  string
 	// Stage says that Path is a stage that sets itself up before it becomes the
 	// program: it gets the set-up pipe as descriptor 3 and the passed files after it.
-	Stage  bool
-	Passed int
+	Stage bool
+	// Prepared says that the root's Prepare leads to the program instead.
+	Prepared bool
+	Passed   int
 	// Groups are the names of Launch.Groups, whose Parent and Dir follow what is passed.
 	Groups []string
 }

@@ -1,0 +1,1 @@
+// Empty, so that fork_linux.go may declare functions without bodies.
