@@ -505,7 +505,7 @@ func TestVerifyNetwork(t *testing.T) {
 			agent.Network{Proxied: true, Hosts: map[string]string{"a:1": "b:1"}}, []string{"a"},
 			agent.Network{Proxied: true, Domains: []string{"a"}, Hosts: map[string]string{"a:1": "b:1"}},
 		},
-		"is_narrowed_from_a_list":              {agent.Network{Proxied: true, Domains: []string{"a", "b"}}, []string{"b"}, agent.Network{Proxied: true, Domains: []string{"b"}}},
+		"is_narrowed_from_a_list": {agent.Network{Proxied: true, Domains: []string{"a", "b"}}, []string{"b"}, agent.Network{Proxied: true, Domains: []string{"b"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
