@@ -7,7 +7,7 @@ tag=${1:?usage: build-base-image.sh TAG}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # shellcheck disable=SC1091
-mmdebstrap --quiet --variant=essential --include=bash,ca-certificates,git,passwd \
+mmdebstrap --quiet --variant=essential --include=bash,ca-certificates,git,libstdc++6,passwd \
 	--dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \
 	"$(. /etc/os-release && echo "$VERSION_CODENAME")" "$work/rootfs.tar" 2>"$work/err" || { cat "$work/err" >&2; exit 1; }
 docker import -c 'LABEL turnpike.built=locally' -c 'CMD ["bash"]' "$work/rootfs.tar" "$tag" >/dev/null

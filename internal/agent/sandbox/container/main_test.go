@@ -20,6 +20,7 @@ import (
 
 	"turnpike/internal/agent"
 	"turnpike/internal/agent/confine"
+	"turnpike/internal/agent/mcphost"
 	"turnpike/internal/agent/sandbox/container"
 	"turnpike/internal/testenv"
 )
@@ -27,8 +28,14 @@ import (
 func TestMain(m *testing.M) {
 	confine.Entry()
 	container.Entry()
-	if len(os.Args) > 1 && os.Args[1] == workerArg {
-		worker(os.Args[2:])
+	mcphost.Entry()
+	if len(os.Args) > 2 {
+		switch os.Args[1] {
+		case workerArg:
+			worker(os.Args[2:])
+		case ownerArg:
+			ownerServer(os.Args[len(os.Args)-1])
+		}
 	}
 	goleak.VerifyTestMain(m)
 }

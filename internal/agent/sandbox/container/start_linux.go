@@ -236,9 +236,6 @@ func (s *start) arguments() ([]string, error) {
 		args = append(args, "--network", "none")
 	} else {
 		args = append(args, "--network", openNetwork)
-		for _, server := range b.Servers {
-			args = append(args, "--add-host", agent.HostName+":"+server.Addr().String())
-		}
 	}
 	for _, bind := range b.Binds {
 		m, err := mount(bind)
