@@ -14,11 +14,10 @@ import (
 	"turnpike/internal/job"
 )
 
-// everyAgent is a ceiling for the CLIs that can continue a conversation, with the
-// provider of this system.
+// everyAgent is a ceiling for the four CLIs, with the provider of this system.
 const everyAgent = `
 placements: [none-confined]
-agents: [claude, codex, pi]
+agents: [claude, codex, opencode, pi]
 tools: ["*"]
 workspaces: {scratch: true, dirs: [{path: %[1]s, access: rw}], git: ["file://%[1]s"]}
 network: open
@@ -26,8 +25,10 @@ accounts:
   default:
     env: {ANTHROPIC_API_KEY: MODEL_KEY, ANTHROPIC_BASE_URL: MODEL_URL, OPENAI_API_KEY: MODEL_KEY}
     values: {OPENAI_BASE_URL: %[2]s/v1}
-    agents: [claude, codex, pi]
+    agents: [claude, codex, opencode, pi]
 providers:
+  opencode:
+    scripted: {base_url: %[2]s/v1, api: "@ai-sdk/openai-compatible", key_env: ANTHROPIC_API_KEY, models: [{id: some-model}]}
   pi:
     scripted: {base_url: %[2]s/v1, api: openai-completions, key_env: ANTHROPIC_API_KEY, models: [{id: some-model}]}
 `
@@ -35,12 +36,12 @@ providers:
 func (s *system) workerOfAll(state string, args ...string) *process {
 	s.t.Helper()
 	return s.workerUnder(fmt.Sprintf(everyAgent, s.workspaces(), s.script.URL()), state,
-		append([]string{"--bin", "codex=" + agenttest.CodexBin(s.t), "--bin", "pi=" + agenttest.PiBin(s.t)}, args...)...)
+		append([]string{"--bin", "codex=" + agenttest.CodexBin(s.t), "--bin", "opencode=" + agenttest.OpenCodeBin(s.t), "--bin", "pi=" + agenttest.PiBin(s.t)}, args...)...)
 }
 
 // by has a request run by an agent, with what it needs.
 func by(name string) func(map[string]any) {
-	model := map[string]string{"claude": "sonnet", "codex": "gpt-5.5", "pi": "scripted/some-model"}[name]
+	model := map[string]string{"claude": "sonnet", "codex": "gpt-5.5", "opencode": "scripted/some-model", "pi": "scripted/some-model"}[name]
 	return func(r map[string]any) {
 		r["profile"] = map[string]any{"name": "builder", "agent": name, "model": model, "confine": true, "timeout": "2m"}
 		grantsOf(r)["env"] = []string{"ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL"}
@@ -68,7 +69,7 @@ func inOrder(steps ...agenttest.Step) agenttest.Step {
 // first one's disk, goes on with the conversation where it broke off.
 func TestResumedElsewhere(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"claude", "codex", "pi"} {
+	for _, name := range []string{"claude", "codex", "opencode", "pi"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newSystem(t, inOrder(agenttest.Shell("echo xyz\"\"zy"), agenttest.Hang(), agenttest.Text("All done."), agenttest.Text("Again.")))
@@ -91,8 +92,8 @@ func TestResumedElsewhere(t *testing.T) {
 			if talk == "" || v.Attempts[1].Conversation != talk || v.Attempts[1].Worker == v.Attempts[0].Worker {
 				t.Errorf("conversation %s went on as %s", talk, v.Attempts[1].Conversation)
 			}
-			if body := string(s.script.Requests()[2].Body); !strings.Contains(body, "xyzzy") {
-				t.Error("the model is not told what came before")
+			if body := string(s.script.Requests()[2].Body); !strings.Contains(body, "xyzzy") || !strings.Contains(body, "do not repeat what is done") {
+				t.Error("the model is not told what came before, or that it was interrupted")
 			}
 
 			// A producer continues it, and another tenant cannot.
