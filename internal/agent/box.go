@@ -12,10 +12,6 @@ const (
 	SandboxCLI      = "sbx"
 )
 
-// HostName is the name by which a box reaches the servers that the worker runs for its
-// turn on the host (HostMCP).
-const HostName = "host.turnpike.internal"
-
 // Engine runs agents in boxes: containers, or virtual machines, which another program
 // of the host keeps. A box outlives the program that asked for it, so an engine is
 // asked, and believed, about what is there. An Engine is used from many goroutines.
@@ -67,6 +63,15 @@ type Premises struct {
 	// Host is the address by which a box with the open network reaches the host, and
 	// at which a server for it listens; invalid where there is none.
 	Host netip.Addr
+	// HostName is the name by which the engine's own network leads a box to the host's
+	// loopback, one allowed port at a time; empty where the worker serves the way out.
+	HostName string
+	// SocketDir is where the engine carries unix sockets of the host to, which do not
+	// answer through its mounts; empty where they do.
+	SocketDir string
+	// Injects says that the engine itself puts the credential into what the agent sends
+	// to its provider, so that the turn is given none.
+	Injects bool
 	// Root says whether the agent sees itself as uid 0.
 	Root bool
 	// Version is the engine's, and Weaknesses what is known to be wrong with it.
@@ -99,8 +104,13 @@ type Box struct {
 	Home    string
 	Network Network
 	Limits  Limits
-	// Servers are where servers of this turn listen on the host: the box reaches them
-	// by the name HostName and the same ports, and nothing else of the host.
+	// VCS says that version control is granted, as far as the engine itself brings it.
+	VCS bool
+	// Sockets are unix sockets of the worker's own in Binds, and the paths inside to
+	// which an engine with a Premises.SocketDir carries them.
+	Sockets []Bind
+	// Servers are where servers of this turn listen on the host. A box with the open
+	// network reaches them there, any other at the same ports of its own loopback.
 	Servers []netip.AddrPort
 	// Egress serves the way out of a box whose network is limited, and to Servers of one
 	// that has none. An engine refuses a box that needs it and has none, or whose way out

@@ -94,14 +94,5 @@ func validName(name string) bool {
 // vcsVariable says whether a variable carries version control's identity,
 // credentials or configuration.
 func vcsVariable(name string) bool {
-	return agent.NameGranted(vcsVariables, strings.ToUpper(name))
-}
-
-var vcsVariables = []string{
-	"GIT_*", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "SSH_ASKPASS*",
-	"GH_*", "GITHUB_TOKEN", "GITHUB_PAT", "GITHUB_ENTERPRISE_TOKEN", "GITHUB_API_TOKEN", "HUB_*",
-	"GITLAB_TOKEN", "GITLAB_ACCESS_TOKEN", "GITLAB_PRIVATE_TOKEN", "GL_TOKEN", "GLAB_*", "CI_JOB_TOKEN",
-	"GITEA_TOKEN", "FORGEJO_TOKEN", "BITBUCKET_*",
-	"HG", "HGRCPATH", "HGUSER", "HGMERGE", "HGPLAIN*", "HG_*",
-	"JJ_*", "SVN_*", "SVN", "BZR_*", "BRZ_*", "FOSSIL_*", "DARCS_*",
+	return agent.NameGranted(agent.VCSVariables(), strings.ToUpper(name))
 }

@@ -123,6 +123,9 @@ func (h *Host) Entry() agent.MCPEntry {
 	}
 }
 
+// Socket is the socket that Entry dials, on the host.
+func (h *Host) Socket() string { return filepath.Join(h.dir, socketName) }
+
 // Mounts is what the turn must be able to see for Entry to work. Connecting to a
 // socket needs no writable mount.
 func (h *Host) Mounts() []agent.Mount {

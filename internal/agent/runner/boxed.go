@@ -5,12 +5,12 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
+	"net/url"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"turnpike/internal/agent"
@@ -84,12 +84,23 @@ func (r *Runner) containerBoundary(in *boxed, private []string) agent.Boundary {
 	return b
 }
 
+func (r *Runner) sandboxBoundary(in *boxed, private []string) agent.Boundary {
+	b := boundary.SandboxBoundary{
+		SessionsDir: r.SessionsDir, MountDirs: r.MountDirs, SkillMountDirs: r.SkillMountDirs,
+		Backends: r.backend, Network: r.Network, Limits: r.Limits, Private: private,
+	}
+	if in != nil {
+		b.Premises = in.premises
+	}
+	return b
+}
+
 // startServer starts the server that the request names, before the box is made.
 func (t *turn) startServer(ctx context.Context) error {
 	if t.req.HostMCP == nil || t.boxed == nil {
 		return nil
 	}
-	listen, err := t.listen()
+	listen, reach, err := t.listen()
 	if err != nil {
 		return err
 	}
@@ -102,34 +113,41 @@ func (t *turn) startServer(ctx context.Context) error {
 		return err
 	}
 	t.server, err = mcphost.StartServer(ctx, mcphost.Launch{
-		Request: t.req, Turn: t.turn, Listen: listen, Reach: agent.HostName, Dir: dir,
+		Request: t.req, Turn: t.turn, Listen: listen, Reach: cmp.Or(t.boxed.premises.HostName, reach), Dir: dir,
 		Label: t.marker, Marker: procs.Marker(t.r.SessionsDir, t.marker),
 		Recorder: t.r.Recorder, Log: t.serverLog,
 	})
 	return err
 }
 
-// listen is the address of the host that the server listens on: one that nobody beyond
-// this machine reaches.
-func (t *turn) listen() (netip.Addr, error) {
-	switch own := t.r.ContainerListen; {
-	case own != "":
-		addr, err := netip.ParseAddr(own)
-		if err != nil {
-			return netip.Addr{}, fmt.Errorf("%w: the address for servers of the host: %w", agent.ErrUnready, err)
-		}
-		return addr, nil
-	case t.turn.Box.Network.Open && t.boxed.premises.Host.IsValid():
-		return t.boxed.premises.Host, nil
+// loopback is where a box whose network is limited reaches the server: at its own.
+var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+
+// listen is the address of the host that the server listens on, one that nobody beyond
+// this machine reaches, and the one the box reaches it by. Both are numbers: a server that
+// listens on loopback answers to no other name, if it is careful.
+func (t *turn) listen() (at netip.Addr, reach string, err error) {
+	open := t.turn.Box.Network.Open
+	at = loopback
+	if open && t.boxed.premises.Host.IsValid() {
+		at = t.boxed.premises.Host
 	}
-	return netip.AddrFrom4([4]byte{127, 0, 0, 1}), nil
+	if own := t.r.ContainerListen; own != "" {
+		if at, err = netip.ParseAddr(own); err != nil {
+			return at, "", fmt.Errorf("%w: the address for servers of the host: %w", agent.ErrUnready, err)
+		}
+	}
+	if open {
+		return at, at.String(), nil
+	}
+	return at, loopback.String(), nil
 }
 
 // openWay makes the way out of a box whose network is limited, and the one to the server
 // of the request where there is no other.
 func (t *turn) openWay() error {
 	b := t.turn.Box
-	if b == nil || b.Network.Open || !b.Network.Proxied && t.server == nil {
+	if b == nil || t.boxed.premises.HostName != "" || b.Network.Open || !b.Network.Proxied && t.server == nil {
 		return nil
 	}
 	domains, hosts := []string{}, map[string]string{}
@@ -138,12 +156,12 @@ func (t *turn) openWay() error {
 	}
 	if t.server != nil {
 		if domains != nil {
-			domains = append(domains, agent.HostName)
+			domains = append(domains, loopback.String())
 		}
 		if hosts == nil {
 			hosts = map[string]string{}
 		}
-		hosts[net.JoinHostPort(agent.HostName, strconv.Itoa(int(t.server.Addr().Port())))] = t.server.Addr().String()
+		hosts[netip.AddrPortFrom(loopback, t.server.Addr().Port()).String()] = t.server.Addr().String()
 	}
 	way, err := egress.New(egress.Limited(domains, hosts), t.r.log().With("turn", t.req.Name))
 	if err != nil {
@@ -160,7 +178,12 @@ func (t *turn) box(own []agent.Mount) {
 	b.Bin, b.Dir, b.Agent = t.boxed.bin, t.dir.Run(), t.req.Profile.AgentName()
 	b.Name = session.Sanitize(cmp.Or(t.r.NamePrefix, "turnpike")) + "-" + t.marker
 	b.Label = BoxLabel(t.r.ContainerLabel, t.r.SessionsDir, t.marker)
-	b.Dagger, b.HostServers = t.req.Profile.Dagger, t.turn.HostServers
+	if t.turn.DaggerEngine != "" {
+		b.Dagger = t.req.Profile.Dagger
+	}
+	b.HostServers, b.VCS = t.turn.HostServers, t.turn.VCS
+	t.carrySockets()
+	t.reachServers()
 	if b.Home != "" {
 		t.launch.HomeInside = b.Home
 	}
@@ -176,12 +199,49 @@ func (t *turn) box(own []agent.Mount) {
 	}
 	if t.server != nil {
 		b.Servers = append(b.Servers, t.server.Addr())
+		t.turn.Env = append(t.turn.Env, t.server.Env()...) // the token, which the entry refers to
 		if t.launch.MCP == nil {
 			t.launch.MCP = map[string]agent.MCPEntry{}
 		}
 		t.launch.MCP[t.server.Name()] = t.server.Entry()
 	}
 	t.launch.WorkDir, t.launch.Root = b.WorkDir, t.boxed.premises.Root
+}
+
+// carrySockets has the engine carry the sockets of the worker's servers, where it must,
+// and the agent dial them where they arrive.
+func (t *turn) carrySockets() {
+	dir := t.boxed.premises.SocketDir
+	if dir == "" {
+		return
+	}
+	for _, h := range t.servers() {
+		at := path.Join(dir, h.Name()+".sock")
+		e := t.launch.MCP[h.Name()]
+		e.Args = slices.Clone(e.Args)
+		for i, a := range e.Args {
+			if a == h.Socket() {
+				e.Args[i] = at
+			}
+		}
+		t.launch.MCP[h.Name()] = e
+		t.turn.Box.Sockets = append(t.turn.Box.Sockets, agent.Bind{Source: h.Socket(), Destination: at, Access: agent.ReadOnly})
+	}
+}
+
+// reachServers has the agent reach the granted servers of the host's loopback by the name
+// that leads there.
+func (t *turn) reachServers() {
+	for _, s := range t.turn.HostServers {
+		e := t.launch.MCP[s.Name]
+		u, err := url.Parse(e.URL)
+		if err != nil || t.boxed.premises.HostName == "" {
+			continue // the boundary saw to it that it is one
+		}
+		u.Host = fmt.Sprintf("%s:%d", t.boxed.premises.HostName, s.Port)
+		e.URL = u.String()
+		t.launch.MCP[s.Name] = e
+	}
 }
 
 // tmpInside is the directory for temporary files as the agent sees it.

@@ -90,6 +90,9 @@ func (e enforcer) look(ctx context.Context, g agent.Grants) (view, error) {
 		if e.of.Sandbox == agent.SandboxClaude {
 			req.Profile.SandboxDomains = []string{} // which ones is for a turn to say
 		}
+		if e.of.Sandbox == agent.SandboxSbx && g.DaggerEngine != "" {
+			req.Profile.Dagger = &agent.Dagger{Engine: g.DaggerEngine}
+		}
 		in, err := e.r.look(ctx, req)
 		if err != nil {
 			return view{}, err
@@ -97,7 +100,7 @@ func (e enforcer) look(ctx context.Context, g agent.Grants) (view, error) {
 		judge := e.r.boundary(req, in)
 		turn, err := e.somewhere(judge, req)
 		if err == nil {
-			return e.view(g, name, turn)
+			return e.view(g, turn)
 		}
 		// What one agent cannot be held to, a list of tools, another may.
 		refusals = append(refusals, err)
@@ -135,7 +138,7 @@ func (e enforcer) somewhere(judge agent.Boundary, req agent.Request) (*agent.Tur
 }
 
 // view puts a verified turn into the words of a policy.
-func (e enforcer) view(g agent.Grants, name string, t *agent.Turn) (view, error) {
+func (e enforcer) view(g agent.Grants, t *agent.Turn) (view, error) {
 	p := agent.Policy{
 		Sandbox: e.of.Sandbox, Confine: e.of.Confine, Image: e.of.SandboxImage,
 		Env: g.Env, Mounts: t.Mounts, VCS: t.VCS, DeniedExecutables: t.DeniedExecutables,
@@ -173,7 +176,7 @@ func (e enforcer) view(g agent.Grants, name string, t *agent.Turn) (view, error)
 				continue // a turn's own working directory, shown once more
 			}
 			p.Binds = append(p.Binds, b)
-			if masked(b, t.Mounts) {
+			if e.of.Sandbox == agent.SandboxContainer && masked(b, t.Mounts) {
 				p.Denied = append(p.Denied, b.Destination)
 			}
 		}

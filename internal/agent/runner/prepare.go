@@ -103,8 +103,10 @@ func (r *Runner) verify(ctx context.Context, req agent.Request) (*turn, error) {
 	if req.ResumeID != "" && t.conversations() == nil {
 		return nil, fmt.Errorf("%w: %s cannot go on with a conversation in a fresh home", agent.ErrUnsupported, name)
 	}
-	if err := credential(t.driver.Descriptor(), req.Grants.Env, verified.Env); err != nil {
-		return nil, err
+	if in == nil || !in.premises.Injects {
+		if err := credential(t.driver.Descriptor(), req.Grants.Env, verified.Env); err != nil {
+			return nil, err
+		}
 	}
 	if c := verified.Confinement; c != nil {
 		runtime, err := t.driver.Runtime(bin)
@@ -202,7 +204,7 @@ func (r *Runner) boundary(req agent.Request, in *boxed) agent.Boundary {
 	case agent.SandboxContainer:
 		return r.containerBoundary(in, private)
 	case agent.SandboxSbx:
-		return boundary.SandboxBoundary{}
+		return r.sandboxBoundary(in, private)
 	}
 	return boundary.HostBoundary{
 		Environ: r.Environ, StripPrefix: r.EnvironmentPrefix, AddDirs: r.AddDirs,
@@ -368,7 +370,11 @@ func (t *turn) prepareLaunch() error {
 	}
 	switch c := t.turn.Confinement; {
 	case t.boxed != nil:
+		if t.shadowed() {
+			own = append(own, agent.Mount{Path: t.dir.Shims(), Access: agent.ReadOnly})
+		}
 		t.box(own)
+		return t.shadow()
 	case c != nil:
 		t.launch.WorkDir = c.WorkDir
 		c.System = append(c.System, own...)
@@ -427,6 +433,9 @@ func (t *turn) places() (workspace, inside string, held bool) {
 // shadow puts stand-ins for the denied executables where an agent that nothing
 // confines looks first. It keeps an honest agent from them, no other.
 func (t *turn) shadow() error {
+	if !t.shadowed() {
+		return nil
+	}
 	for _, name := range t.turn.DeniedExecutables {
 		script := "#!/bin/sh\necho '" + strings.ReplaceAll(name, "'", "") + ": not granted to this turn' >&2\nexit 126\n"
 		if err := os.WriteFile(filepath.Join(t.dir.Shims(), name), []byte(script), 0o700); err != nil {
@@ -434,6 +443,13 @@ func (t *turn) shadow() error {
 		}
 	}
 	return nil
+}
+
+// shadowed says that nothing keeps the turn from the denied executables but where it
+// looks first.
+func (t *turn) shadowed() bool {
+	box := t.turn.Box
+	return len(t.turn.DeniedExecutables) > 0 && t.turn.Confinement == nil && (box == nil || t.boxed.premises.MaskFile == "")
 }
 
 // environment is what the agent finds: the verified one, what every program needs
@@ -451,13 +467,10 @@ func (t *turn) environment() []string {
 		}
 	}
 	add(t.turn.Env)
-	if t.turn.Confinement == nil && t.turn.Box == nil && len(t.turn.DeniedExecutables) > 0 {
+	if t.shadowed() {
 		env["PATH"] = t.dir.Shims() + string(filepath.ListSeparator) + env["PATH"]
 	}
 	add(t.command.Env)
-	if t.server != nil {
-		add(t.server.Env())
-	}
 	add([]string{procs.Marker(t.r.SessionsDir, t.marker)})
 	pairs := make([]string, 0, len(env))
 	for _, name := range slices.Sorted(maps.Keys(env)) {

@@ -1,0 +1,337 @@
+package sbx
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"turnpike/internal/agent"
+)
+
+// The arguments by which this program is known inside a sandbox.
+const (
+	lineArg  = "turnpike-sbx-line"
+	agentArg = "turnpike-sbx-agent"
+)
+
+// freezeBound is how long the line waits for what it froze to stand still.
+const freezeBound = 5 * time.Second
+
+// Entry belongs at the beginning of main in every program that starts sandboxes. Inside
+// one it does its work there and exits; everywhere else it returns at once.
+func Entry() {
+	if len(os.Args) != 2 {
+		return
+	}
+	switch os.Args[1] {
+	case lineArg:
+		os.Exit(runLine(os.Stdin, os.Stdout))
+	case agentArg:
+		fmt.Fprintln(os.Stderr, becomeAgent())
+		os.Exit(126)
+	}
+}
+
+// line is this program inside a sandbox, at the worker's other end.
+type line struct {
+	*lines
+	mu   sync.Mutex // guards pid
+	pid  int        // the agent's; zero before it runs
+	next uint32
+	fail sync.Once
+}
+
+func runLine(in io.Reader, out io.Writer) int {
+	l := &line{lines: newLines(in, out)}
+	var p linePlan
+	if err := readPlan(in, &p); err != nil {
+		return 126
+	}
+	if err := l.ready(p); err != nil {
+		text := err.Error()
+		_ = l.say(news{Failed: &text, Changed: errors.Is(err, agent.ErrPolicyChanged)})
+		return 126
+	}
+	if l.say(news{Ready: true}) != nil {
+		return 126
+	}
+	_ = l.read(l.obey, nil)
+	// The worker is gone, or wants the end. The sandbox itself is not this program's to
+	// remove.
+	if others, err := l.others(); err == nil {
+		for _, pid := range others {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+	}
+	return 0
+}
+
+// ready looks whether the sandbox is as planned and listens.
+func (l *line) ready(p linePlan) error {
+	for _, at := range p.Places {
+		var fs unix.Statfs_t
+		if err := unix.Statfs(at.Path, &fs); err != nil {
+			return fmt.Errorf("the sandbox does not show %s: %w", at.Path, err)
+		}
+		if write := fs.Flags&unix.ST_RDONLY == 0; write != at.Write {
+			return fmt.Errorf("the sandbox shows %s writable %t, not %t", at.Path, write, at.Write)
+		}
+	}
+	if err := os.MkdirAll(inside, 0o700); err != nil {
+		return err
+	}
+	for n, path := range p.Sockets {
+		s, err := net.Listen("unix", path)
+		if err != nil {
+			return err
+		}
+		go l.accept(s, byte(n)) //nolint:gosec // a handful
+	}
+	report, err := net.Listen("unix", filepath.Join(inside, "line"))
+	if err != nil {
+		return err
+	}
+	go l.report(report)
+	return nil
+}
+
+func (l *line) accept(s net.Listener, n byte) {
+	for {
+		c, err := s.Accept()
+		if err != nil {
+			return
+		}
+		l.mu.Lock()
+		l.next++
+		id := l.next
+		l.mu.Unlock()
+		go l.open(id, n, c.(*net.UnixConn))
+	}
+}
+
+// report hears from the agent's stage: its pid, and then the end of file, if it was
+// executed, or why it was not. Whoever else dials the socket later is not heard.
+func (l *line) report(s net.Listener) {
+	c, err := s.Accept()
+	_ = s.Close()
+	if err != nil {
+		return
+	}
+	defer c.Close()
+	text, err := io.ReadAll(io.LimitReader(c, 64<<10))
+	first, failed, _ := strings.Cut(string(text), "\n")
+	pid, bad := strconv.Atoi(first)
+	switch {
+	case err != nil || bad != nil || pid <= 1:
+		failed = "the agent's stage did not report"
+	case failed == "":
+		l.mu.Lock()
+		l.pid = pid
+		l.mu.Unlock()
+		_ = l.say(news{Running: true})
+		return
+	}
+	_ = l.say(news{Failed: &failed})
+}
+
+// obey does what the worker says. An error ends the line.
+func (l *line) obey(text []byte) error {
+	var o order
+	if err := json.Unmarshal(text, &o); err != nil {
+		return err
+	}
+	var err error
+	switch o.Do {
+	case doTerminate:
+		l.mu.Lock()
+		pid := l.pid
+		l.mu.Unlock()
+		if err = unix.Kill(pid, unix.SIGTERM); errors.Is(err, unix.ESRCH) {
+			err = nil
+		}
+	case doFreeze:
+		err = l.freeze()
+	case doThaw:
+		err = l.signalOthers(unix.SIGCONT)
+	default:
+		err = fmt.Errorf("unknown order %q", o.Do)
+	}
+	n := news{Did: o.Do}
+	if err != nil {
+		n.Error = err.Error()
+	}
+	return l.say(n)
+}
+
+func (l *line) signalOthers(sig unix.Signal) error {
+	all, err := l.others()
+	for _, pid := range all {
+		if e := unix.Kill(pid, sig); e != nil && !errors.Is(e, unix.ESRCH) {
+			err = errors.Join(err, e)
+		}
+	}
+	return err
+}
+
+// freeze returns when everything of the agent stands still.
+func (l *line) freeze() error {
+	again := time.NewTicker(2 * time.Millisecond)
+	defer again.Stop()
+	for bound := time.Now().Add(freezeBound); ; <-again.C {
+		if err := l.signalOthers(unix.SIGSTOP); err != nil {
+			return err
+		}
+		all, err := l.others()
+		if err != nil {
+			return err
+		}
+		moving := slices.DeleteFunc(all, func(pid int) bool {
+			s, _, err := state(pid)
+			return err != nil || s == "T" || s == "t" || s == "Z" || s == "X"
+		})
+		if len(moving) == 0 {
+			return nil
+		}
+		if time.Now().After(bound) {
+			return fmt.Errorf("%d processes did not stop", len(moving))
+		}
+	}
+}
+
+// others are the processes of the agent: what descends from it, and what bears its
+// session's marker, which a daemon keeps that left its parent.
+func (l *line) others() ([]int, error) {
+	l.mu.Lock()
+	agentPID := l.pid
+	l.mu.Unlock()
+	if agentPID == 0 {
+		return nil, nil
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	children := map[int][]int{}
+	marked := markerOf(agentPID)
+	var out []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		_, parent, err := state(pid)
+		if err != nil {
+			continue // it is gone
+		}
+		children[parent] = append(children[parent], pid)
+		if marked != "" && markerOf(pid) == marked {
+			out = append(out, pid)
+		}
+	}
+	for queue := []int{agentPID}; len(queue) > 0; queue = queue[1:] {
+		if _, _, err := state(queue[0]); err == nil && !slices.Contains(out, queue[0]) {
+			out = append(out, queue[0])
+		}
+		queue = append(queue, children[queue[0]]...)
+	}
+	return out, nil
+}
+
+// state reads a process's state and parent. What counts follows the last parenthesis.
+func state(pid int) (is string, parent int, err error) {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return "", 0, err
+	}
+	f := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	if len(f) < 2 {
+		return "", 0, errors.New("stat: too short")
+	}
+	parent, err = strconv.Atoi(f[1])
+	return f[0], parent, err
+}
+
+// markerOf is the variable that marks the processes of a session.
+func markerOf(pid int) string {
+	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+	if err != nil {
+		return ""
+	}
+	for pair := range strings.SplitSeq(string(env), "\x00") {
+		if strings.HasPrefix(pair, "TURNPIKE_SESSION=") {
+			return pair
+		}
+	}
+	return ""
+}
+
+// becomeAgent reads its plan, reports, and becomes the agent. It returns only if it fails.
+func becomeAgent() error {
+	var p agentPlan
+	if err := readPlan(os.Stdin, &p); err != nil {
+		return fmt.Errorf("read the plan: %w", err)
+	}
+	c, err := net.Dial("unix", p.Report)
+	if err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	if _, err := fmt.Fprintf(c, "%d\n", os.Getpid()); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	err = p.execute() // which closes c, if it comes to that
+	_, _ = fmt.Fprint(c, err)
+	return err
+}
+
+func (p agentPlan) execute() error {
+	if err := os.Chdir(p.Dir); err != nil {
+		return err
+	}
+	env := map[string]string{}
+	var names []string
+	set := func(pair string) {
+		name, value, _ := strings.Cut(pair, "=")
+		if _, ok := env[name]; !ok {
+			names = append(names, name)
+		}
+		env[name] = value
+	}
+	for _, pair := range os.Environ() {
+		name, _, _ := strings.Cut(pair, "=")
+		if !agent.NameGranted(p.Without, strings.ToUpper(name)) {
+			set(pair)
+		}
+	}
+	own := env["PATH"]
+	for _, pair := range p.Env {
+		set(pair)
+	}
+	if own != "" && env["PATH"] != own {
+		env["PATH"] = strings.TrimPrefix(env["PATH"]+":"+own, ":") // where the template has its programs
+	}
+	if err := os.Setenv("PATH", env["PATH"]); err != nil {
+		return err
+	}
+	path, err := exec.LookPath(p.Path)
+	if err != nil {
+		return err
+	}
+	var pairs []string
+	for _, n := range names {
+		pairs = append(pairs, n+"="+env[n])
+	}
+	return os.NewSyscallError("execve", syscall.Exec(path, p.Args, pairs))
+}
