@@ -73,6 +73,9 @@ func TestListAndReport(t *testing.T) {
 		if len(v.Attempts) != 2 || v.CostUSD == nil || *v.CostUSD != 500_000 || v.Attempts[0].CostUSD != nil || v.Attempt != 2 || v.Reason != "capped" {
 			t.Errorf("%+v", v)
 		}
+		if v.EstimatedUSD == nil || *v.EstimatedUSD != 300_000 {
+			t.Errorf("estimated at %v, want 0.30 apart from what is known", v.EstimatedUSD)
+		}
 		if u := v.Attempts[0].Usage; len(u) != 1 || u[0].CostUSD != nil || u[0].EstimatedUSD == nil || *u[0].EstimatedUSD != 300_000 {
 			t.Errorf("usage %+v", u)
 		}
@@ -80,8 +83,8 @@ func TestListAndReport(t *testing.T) {
 		if len(events) != 2 || events[0].What != "given back" || events[1].What != "note" || events[1].Note != "attempt 1: the cap had no effect" {
 			t.Errorf("events %+v", v.Events)
 		}
-		if v := d.get(c.Job); v.CostUSD != nil {
-			t.Errorf("a cost of nothing: %v", v.CostUSD)
+		if v := d.get(c.Job); v.CostUSD != nil || v.EstimatedUSD != nil {
+			t.Errorf("a cost of nothing: %v, estimated at %v", v.CostUSD, v.EstimatedUSD)
 		}
 	})
 	t.Run("report", func(t *testing.T) {
@@ -116,6 +119,12 @@ func TestListAndReport(t *testing.T) {
 	t.Run("views agree", func(t *testing.T) {
 		if got := ask[string](d, `SELECT string_agg(state || ' ' || coalesce(cost_usd::text, '-') || ' ' || unpriced_attempts, ', ' ORDER BY job_id) FROM turnpike.v_jobs`); got !=
 			"succeeded 1.500000 0, failed 0.500000 1, cancelled - 0, running - 0, scheduled - 0" {
+			t.Error(got)
+		}
+	})
+	t.Run("estimates stand apart, by attempt", func(t *testing.T) {
+		if got := ask[string](d, `SELECT string_agg(attempt || ' ' || coalesce(cost_usd::text, '-') || ' ' || coalesce(estimated_usd::text, '-'), ', ' ORDER BY attempt)
+			FROM turnpike.v_attempts WHERE job_id = $1`, string(b.Job)); got != "1 - 0.300000, 2 0.500000 -" {
 			t.Error(got)
 		}
 	})
