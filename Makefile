@@ -11,7 +11,7 @@ LDFLAGS  = -s -w -X $(INFO).Version=$(VERSION) -X $(INFO).Commit=$(COMMIT)
 # Suites that need more than the Go toolchain: the engine (Postgres and NATS in containers), Postgres binaries, the agent
 # CLIs, or the right to make namespaces. `make test` runs them with all the others, `make test-unit` leaves them out.
 REAL := testenv store devpg agent/confine agent/runner agent/driver/claude agent/driver/codex agent/driver/opencode \
-	agent/driver/pi agent/killtest agent/agenttest e2e
+	agent/driver/pi agent/killtest agent/agenttest agent/sandbox/container e2e
 
 .PHONY: help
 help: ## Print this
