@@ -178,7 +178,8 @@ type recorder struct {
 	mu     sync.Mutex // guards told
 	told   []string
 	last   agent.Identity
-	refuse string // of "creating" and "live"
+	box    agent.Identity // the last one of a container
+	refuse string         // of "creating" and "live"
 }
 
 var errRecord = errors.New("the record is full")
@@ -187,6 +188,9 @@ func (r *recorder) note(what string, id agent.Identity) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.told, r.last = append(r.told, what), id
+	if id.Kind == agent.KindContainer {
+		r.box = id
+	}
 	if r.refuse == what {
 		return errRecord
 	}

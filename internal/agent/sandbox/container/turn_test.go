@@ -140,7 +140,7 @@ func turn(t *testing.T, name string, rec agent.Recorder, change func(*runner.Run
 	res, err := r.Run(ctx, *req)
 	t.Cleanup(func() {
 		// Outside the test's own time, which is over.
-		if n, err := r.Engines[agent.SandboxContainer].Sweep(context.Background(), runner.BoxLabel("", r.SessionsDir, "")); n > 0 || err != nil {
+		if n, err := r.Engines[agent.SandboxContainer].Sweep(context.Background(), runner.BoxLabel(r.ContainerLabel, r.SessionsDir, "")); n > 0 || err != nil {
 			t.Errorf("%d containers were left: %v", n, err)
 		}
 	})
@@ -159,7 +159,8 @@ func TestTurns(t *testing.T) {
 				t.Fatal(err)
 			}
 			rec := &recorder{}
-			res, req, err := turn(t, name, rec, func(_ *runner.Runner, req *agent.Request) {
+			res, req, err := turn(t, name, rec, func(r *runner.Runner, req *agent.Request) {
+				r.ContainerHome, r.ContainerLabel, r.ContainerListen = "/home/agent", "turnpike.test-turn", "127.0.0.2"
 				if err := os.MkdirAll(filepath.Join(req.Workspace.Dir, ".git", "hooks"), 0o700); err != nil {
 					t.Fatal(err)
 				}
@@ -171,7 +172,7 @@ func TestTurns(t *testing.T) {
 				req.Env = map[string]string{"WHO": "everywhere", "OF": "the request"}
 				req.ContainerEnv = map[string]string{"WHO": "inside"}
 			},
-				agenttest.Shell("pwd > found.txt; git --version >> found.txt 2>&1; echo $? >> found.txt; echo x > .git/hooks/pre-commit || echo kept >> found.txt; echo $WHO $OF$NOT_THE_AGENTS$GH_TOKEN >> found.txt"),
+				agenttest.Shell("pwd > found.txt; git --version >> found.txt 2>&1; echo $? >> found.txt; echo x > .git/hooks/pre-commit || echo kept >> found.txt; echo $HOME >> found.txt; echo $WHO $OF$NOT_THE_AGENTS$GH_TOKEN >> found.txt"),
 				agenttest.Write("out.txt", "written\n"),
 				agenttest.MCP("ledger", map[string]any{"line": "paid"}),
 				agenttest.Report("all green"), agenttest.Text("Done."))
@@ -183,7 +184,7 @@ func TestTurns(t *testing.T) {
 				t.Fatalf("%+v\nstderr: %s", res, stderr)
 			}
 			found, err := os.ReadFile(filepath.Join(req.Workspace.Dir, "found.txt"))
-			if want := "/workspace\ngit: not granted to this turn\n126\nkept\ninside the request\n"; err != nil || string(found) != want {
+			if want := "/workspace\ngit: not granted to this turn\n126\nkept\n/home/agent\ninside the request\n"; err != nil || string(found) != want {
 				t.Errorf("the shell found %q, %v, want %q", found, err, want)
 			}
 			if out, err := os.ReadFile(filepath.Join(req.Workspace.Dir, "out.txt")); string(out) != "written\n" {
@@ -195,6 +196,9 @@ func TestTurns(t *testing.T) {
 			// The server before the container, and both gone.
 			if want := []string{"creating", "live", "creating", "live", "gone", "gone"}; !slices.Equal(rec.told, want) {
 				t.Errorf("the recorder was told %v, want %v", rec.told, want)
+			}
+			if !strings.HasPrefix(rec.box.Label, "turnpike.test-turn=") || rec.box.ID == "" {
+				t.Errorf("the container was recorded as %+v", rec.box)
 			}
 		})
 	}
