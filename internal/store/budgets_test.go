@@ -375,7 +375,7 @@ func TestNoBudget(t *testing.T) {
 	c := d.running(key("k"))
 	d.beatCost(c, usd)
 	d.settle(ended(c, job.EndLimited, costs(usd)))
-	c = d.running()
+	c = d.running(func(r *job.Request) { r.Account = "other" }) // the first one's is paused
 	d.lapse(c.Job)
 	d.reap()
 	d.settle(ended(c, job.EndDone, costs(usd)))

@@ -42,6 +42,7 @@ func TestRoles(t *testing.T) {
 			"turnpike_reporter": {
 				"SELECT * FROM turnpike.v_jobs", "SELECT * FROM turnpike.v_attempts", "SELECT * FROM turnpike.v_costs", "SELECT * FROM turnpike.v_outcomes",
 				"SELECT * FROM turnpike.v_orphans", "SELECT * FROM turnpike.v_queue", "SELECT * FROM turnpike.v_workers", "SELECT * FROM turnpike.v_pauses",
+				"SELECT * FROM turnpike.v_budgets",
 			},
 		} {
 			for _, sql := range statements {
@@ -84,6 +85,8 @@ func TestRoles(t *testing.T) {
 				"INSERT INTO turnpike.jobs (job_id) VALUES (gen_random_uuid())", "INSERT INTO turnpike.finished (job_id) VALUES (gen_random_uuid())",
 				"DELETE FROM turnpike.orphans", "DELETE FROM turnpike.pauses", "DELETE FROM turnpike.workers", "INSERT INTO turnpike.limits VALUES ('x', 1)",
 				"SELECT turnpike.lead(1)", "SELECT turnpike.drop_history('jobs', now())", "SELECT * FROM turnpike.accept('[]', '{}')",
+				"DELETE FROM turnpike.spend", "UPDATE turnpike.spend SET budget = 1", "UPDATE turnpike.budgets SET limit_usd = 9", "UPDATE turnpike.queue SET budgets = NULL",
+				"SELECT turnpike.seed_budget(1)", "SELECT holder FROM turnpike.leader",
 			}},
 			"turnpike_dispatcher": {everybody, {enqueues, "DELETE FROM turnpike.leader", "INSERT INTO turnpike.leader DEFAULT VALUES", "UPDATE turnpike.audit SET who = ''"}},
 		} {
@@ -103,6 +106,7 @@ func TestRoles(t *testing.T) {
 		c := d.running()
 		cost := job.USD(5)
 		d.settle(ended(c, job.EndDone, started, func(r *job.Report) { r.CostUSD = &cost }))
+		d.sql(`INSERT INTO turnpike.spend (budget, bucket, usd) VALUES (1, now(), 5)`)
 		for _, scope := range job.Scopes() {
 			if _, err := d.Pause(t.Context(), scope, "held", time.Now().Add(time.Hour), "me", ""); err != nil {
 				t.Fatal(err)
@@ -111,6 +115,7 @@ func TestRoles(t *testing.T) {
 		for _, sql := range []string{
 			"UPDATE turnpike.attempts SET cost_usd = 0 WHERE job_id = '" + string(c.Job) + "'",
 			"UPDATE turnpike.attempts SET late = true, late_at = now(), cost_usd = 0 WHERE job_id = '" + string(c.Job) + "'",
+			"UPDATE turnpike.spend SET usd = 4",
 			"UPDATE turnpike.pauses SET until = now() WHERE scope = 'account'",
 			"UPDATE turnpike.pauses SET until = 'infinity' WHERE scope = 'lane'",
 			"UPDATE turnpike.pauses SET name = 'other' WHERE scope = 'account'",
