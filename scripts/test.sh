@@ -46,10 +46,10 @@ mkdir -p .cache/bin
 mapfile -t must < <(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' "${packages[@]}" | sed '/^$/d')
 if [ -n "$whole" ]; then
 	must+=(turnpike/internal/archtest turnpike/internal/testenv turnpike/internal/e2e)
-	# Each of the four real CLIs: the suite of its driver, the kills, and its example.
+	# Each of the four real CLIs: the suite of its driver, the kills, its example, and a turn in a container.
 	for agent in claude codex opencode pi; do
 		must+=("turnpike/internal/agent/driver/$agent:TestDriver" "turnpike/internal/agent/killtest:TestKills/$agent"
-			"turnpike/internal/e2e:TestExamples/$agent")
+			"turnpike/internal/e2e:TestExamples/$agent" "turnpike/internal/agent/sandbox/container:TestTurns/$agent")
 	done
 fi
 sum=()
