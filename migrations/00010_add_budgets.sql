@@ -47,7 +47,7 @@ ALTER TABLE turnpike.queue DROP CONSTRAINT waiting, DROP CONSTRAINT parking,
 
 -- +goose StatementBegin
 CREATE FUNCTION turnpike.bucket(at timestamptz, seconds integer) RETURNS timestamptz
-LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 	SELECT to_timestamp(floor(date_part('epoch', at) / seconds) * seconds)
 $$;
 -- +goose StatementEnd
@@ -71,7 +71,7 @@ $$;
 -- What an attempt counts for: its cost where that is known, else what is known of it,
 -- or what the price list makes of its tokens where that is more.
 CREATE FUNCTION turnpike.counts_for(cost numeric, partly boolean, by_models numeric) RETURNS numeric
-LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 	SELECT least(CASE WHEN cost IS NOT NULL AND NOT partly THEN cost ELSE greatest(cost, by_models, 0) END, 99999999)
 $$;
 -- +goose StatementEnd
@@ -85,11 +85,11 @@ BEGIN
 	LOCK TABLE turnpike.attempts IN SHARE MODE;
 	DELETE FROM turnpike.spend WHERE budget = which;
 	INSERT INTO turnpike.spend (budget, bucket, usd)
-	SELECT b.id, turnpike.bucket(coalesce(a.late_at, a.closed_at), b.bucket_s), sum(turnpike.counts_for(a.cost_usd, a.cost_partial, m.usd))
+	SELECT b.id, turnpike.bucket(coalesce(a.late_at, a.closed_at), b.bucket_s), sum(CASE WHEN a.cost_usd IS NOT NULL AND NOT a.cost_partial THEN a.cost_usd
+		ELSE turnpike.counts_for(a.cost_usd, a.cost_partial, (
+			SELECT sum(coalesce(c.cost_usd, c.estimated_usd)) FROM turnpike.costs c WHERE c.job_id = a.job_id AND c.attempt = a.attempt)) END)
 	FROM turnpike.budgets b
 	JOIN turnpike.attempts a ON coalesce(a.late_at, a.closed_at) > now() - make_interval(secs => b.period_s + b.bucket_s)
-	CROSS JOIN LATERAL (
-		SELECT sum(coalesce(c.cost_usd, c.estimated_usd)) AS usd FROM turnpike.costs c WHERE c.job_id = a.job_id AND c.attempt = a.attempt) m
 	WHERE b.id = which AND CASE b.scope
 		WHEN 'tenant' THEN a.tenant = b.name
 		WHEN 'tag' THEN b.name = ANY (ARRAY(SELECT unnest(j.work_tags) FROM turnpike.jobs j WHERE j.job_id = a.job_id))

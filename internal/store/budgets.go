@@ -78,7 +78,9 @@ func (db *DB) SetBudget(ctx context.Context, b job.Budget, by, why string) error
 		stmt{markLive, nil}, stmt{releaseBudget, nil}); err != nil {
 		return err
 	}
-	return db.exec(ctx, what, seedBudget, keyArgs(b.BudgetKey))
+	slow := *db
+	slow.timeout = max(db.timeout, time.Minute) // it reads history
+	return slow.exec(ctx, what, seedBudget, keyArgs(b.BudgetKey))
 }
 
 const dropBudget = `
