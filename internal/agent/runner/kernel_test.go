@@ -151,7 +151,7 @@ func TestPolicyAgreesWithTheKernel(t *testing.T) {
 			}
 			seed := rand.Uint64()
 			t.Logf("seed %d", seed)
-			rng := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // not a secret
+			rng := rand.New(rand.NewPCG(seed, 0))
 			ran := 0
 			for range trees {
 				if agree(t, c, grow(t, rng)) {
