@@ -49,22 +49,16 @@
 //	p, err := egress.New(egress.Limited(network.Domains, network.Hosts), log)
 //	defer p.Close()                        // ends every connection and waits
 //
-// A launcher with a process inside the namespace joins it to the worker by a pair of
-// unix sockets: the process calls door.Give before the agent starts, the worker
-// meanwhile p.Attach, and both return once the doors are served or both say why not.
-// Before the agent starts, door.Files are put in place.
+// The launcher has a process inside the namespace, joined to the worker by a pair of unix
+// sockets, or by one that was bound into a container and is accepted from once. That
+// process calls door.Give before it becomes the agent, the worker meanwhile p.Attach, and
+// both return once the doors are served or both say why not. Before the agent starts,
+// door.Files are put in place.
 //
-// A container's launcher binds a unix socket and a static program of the worker's into
-// the container, and has the container's command be
-//
-//	PROGRAM egress-enter SOCKET -- COMMAND ARGS…
-//
-// whose main calls door.Enter: it gives the doors through the socket and becomes COMMAND,
-// in the same process. The worker meanwhile calls p.Admit with the listener, once;
-// nobody can enter a second time. The container needs a loopback interface (the engine's
-// network "none"), the right to open ports below 1024 (net.ipv4.ip_unprivileged_port_start,
-// which engines set to 0) and door.Files. It must be of this kernel: a descriptor
-// goes into no virtual machine.
+// The namespace needs a loopback interface that is up, as confine makes it and as a
+// container of the engine's network "none" has it, and the process the right to open
+// ports below 1024 (CAP_NET_BIND_SERVICE, or net.ipv4.ip_unprivileged_port_start, which
+// engines set to 0). It must be of this kernel: a descriptor goes into no virtual machine.
 //
 // Once the turn is gone, Refusals says which hosts it was refused, for its Result.
 package egress

@@ -27,8 +27,6 @@ const (
 	// insideName plays a turn: it gives its doors, and then connects where it is told to,
 	// and gives the connections, too.
 	insideName = "turnpike-inside"
-	// enterName enters by the socket its first argument names and becomes the rest.
-	enterName = "turnpike-enter"
 	// worldName runs tests in a world whose loopback has addresses of the internet.
 	worldName = "turnpike-world"
 )
@@ -45,10 +43,6 @@ func TestMain(m *testing.M) {
 	case insideName:
 		loopback()
 		inside()
-	case enterName:
-		loopback()
-		fmt.Fprintln(os.Stderr, door.Enter(os.Args[1], os.Args[2:], nil))
-		os.Exit(1)
 	case worldName:
 		loopback(worldOwn, worldPrivate)
 	}

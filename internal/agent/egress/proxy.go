@@ -94,20 +94,6 @@ func (p *Proxy) Attach(c *net.UnixConn) error {
 	})
 }
 
-// Admit attaches the turn that enters through l (door.Enter), which is waited for until
-// ctx ends. It is called once; l is closed when it returns, so nobody enters again.
-func (p *Proxy) Admit(ctx context.Context, l *net.UnixListener) error {
-	end := context.AfterFunc(ctx, func() { _ = l.Close() })
-	defer end()
-	c, err := l.AcceptUnix()
-	_ = l.Close() // it may be closed by then
-	if err != nil {
-		return fmt.Errorf("wait for the turn to enter: %w", errors.Join(context.Cause(ctx), err))
-	}
-	defer c.Close()
-	return p.Attach(c)
-}
-
 func (p *Proxy) attach(opened []*os.File) error {
 	if len(opened) != len(p.doors) {
 		return fmt.Errorf("%d doors were opened instead of %d", len(opened), len(p.doors))

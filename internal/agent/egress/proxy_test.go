@@ -11,7 +11,6 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -20,7 +19,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -498,54 +496,6 @@ func TestDoors(t *testing.T) {
 		}
 		if err := <-wrote; err != nil {
 			t.Error(err)
-		}
-	})
-	t.Run("are_given_by_whoever_enters_first", func(t *testing.T) {
-		s := filepath.Join(t.TempDir(), "s")
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: s})
-		if err != nil {
-			t.Fatal(err)
-		}
-		p, err := egress.New(egress.Limited([]string{"a.test"}, nil), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer p.Close()
-		admitted := make(chan error, 1)
-		go func() { admitted <- p.Admit(t.Context(), l) }()
-		enter := func() ([]byte, error) {
-			cmd := exec.Command("")
-			cmd.Err = nil
-			cmd.Args = []string{enterName, s, "/bin/sh", "-c", "echo became $$"}
-			apart(cmd)
-			return cmd.CombinedOutput()
-		}
-		out, err := enter()
-		if err != nil || !strings.HasPrefix(string(out), "became ") {
-			t.Errorf("got %s, %v", out, err)
-		}
-		if err := <-admitted; err != nil {
-			t.Error(err)
-		}
-		if out, err := enter(); err == nil || strings.Contains(string(out), "became") {
-			t.Errorf("a second one entered: %s", out)
-		}
-	})
-	t.Run("are_waited_for_until_the_caller_gives_up", func(t *testing.T) {
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: filepath.Join(t.TempDir(), "s")})
-		if err != nil {
-			t.Fatal(err)
-		}
-		p, err := egress.New(egress.Rules{}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer p.Close()
-		why := errors.New("no container came")
-		ctx, cancel := context.WithCancelCause(t.Context())
-		cancel(why)
-		if err := p.Admit(ctx, l); !errors.Is(err, why) {
-			t.Errorf("got %v", err)
 		}
 	})
 }

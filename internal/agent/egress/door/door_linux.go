@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -82,22 +81,6 @@ func Give(c *net.UnixConn) error {
 		return errors.New(answer.Error)
 	}
 	return c.SetDeadline(time.Time{})
-}
-
-// Enter gives the doors to the worker behind the unix socket at path and becomes the
-// program argv names, in this process. It returns only if it fails; argv was not
-// executed then.
-func Enter(path string, argv, env []string) error {
-	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: path})
-	if err != nil {
-		return fmt.Errorf("enter: %w", err)
-	}
-	err = Give(c)
-	_ = c.Close() // all was said
-	if err != nil {
-		return fmt.Errorf("enter by %s: %w", path, err)
-	}
-	return os.NewSyscallError("execve "+argv[0], syscall.Exec(argv[0], argv, env))
 }
 
 func open(doors []Door) ([]*os.File, error) {

@@ -17,8 +17,5 @@ func Take(*net.UnixConn, []Door, func([]*os.File) error) error { return errSyste
 // Give gives no doors here.
 func Give(*net.UnixConn) error { return errSystem }
 
-// Enter enters nothing here.
-func Enter(string, []string, []string) error { return errSystem }
-
 // Check knows no doors here.
 func (Door) Check(*os.File) error { return errSystem }
