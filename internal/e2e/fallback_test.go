@@ -34,7 +34,7 @@ func TestFallbackProfile(t *testing.T) {
 		return agenttest.Shell("echo first > out.txt")
 	}).Repeat())
 	prices := filepath.Join(s.dir, "prices.yaml")
-	if err := os.WriteFile(prices, []byte("models: {\"gpt-*\": {input: 1000, output: 1000}}\n"), 0o600); err != nil {
+	if err := os.WriteFile(prices, []byte("models: {\"gpt-*\": {input: 1000, output: 1000, cache_read: 100, cache_write: 1000}}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s.dispatcher()
