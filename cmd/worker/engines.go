@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -16,6 +17,7 @@ import (
 	"turnpike/internal/agent/procs"
 	"turnpike/internal/agent/runner"
 	"turnpike/internal/agent/sandbox/container"
+	"turnpike/internal/agent/sandbox/sbx"
 	"turnpike/internal/job"
 )
 
@@ -26,6 +28,8 @@ type engines map[string]agent.Engine
 // engineFlags adds the settings of engines.
 func engineFlags(cmd *cobra.Command) {
 	cmd.Flags().String("container-engine", agent.ContainerEngine, "the container engine's program, for turns of placement container")
+	cmd.Flags().String("sbx", agent.SandboxCLI, "the program of Docker Sandboxes, for turns of placement sbx")
+	cmd.Flags().Bool("sbx-kit-network", false, "accept that an sbx turn limited to domains also reaches what sbx's kit for its agent allows")
 }
 
 // boxFlags adds how turns are run in their boxes.
@@ -38,9 +42,16 @@ func boxFlags(cmd *cobra.Command) {
 
 // newEngines knows the engines of the worker with this state directory.
 func newEngines(s *cli.Settings, stateDir, sessions string, log *slog.Logger) engines {
-	return engines{agent.SandboxContainer: &container.Engine{
-		Bin: s.String("container-engine"), Dir: boxesDir(stateDir), Label: runner.BoxLabel("", sessions, "look"), Log: log,
-	}}
+	return engines{
+		agent.SandboxContainer: &container.Engine{
+			Bin: s.String("container-engine"), Dir: boxesDir(stateDir), Label: runner.BoxLabel("", sessions, "look"), Log: log,
+		},
+		agent.SandboxSbx: sbxEngine(s),
+	}
+}
+
+func sbxEngine(s *cli.Settings) *sbx.Engine {
+	return &sbx.Engine{Bin: s.String("sbx"), DockerBin: s.String("container-engine"), KitNetwork: s.Bool("sbx-kit-network")}
 }
 
 // boxesDir is where engines keep what they need, in a state directory.
@@ -91,16 +102,32 @@ func (e engines) find(ctx context.Context, id agent.Identity) (bool, error) {
 	return procs.Find(ctx, id)
 }
 
-// sweep ends whatever of a worker's turns no record names.
+// sweep ends whatever of a worker's turns no record names. An engine that this machine
+// does not have keeps nothing.
 func (e engines) sweep(ctx context.Context, sessions string) (int, error) {
 	n := 0
 	for _, engine := range e {
+		if !installed(engine) {
+			continue
+		}
 		m, err := engine.Sweep(ctx, runner.BoxLabel("", sessions, ""))
 		if n += m; err != nil {
 			return n, err
 		}
 	}
 	return n, nil
+}
+
+func installed(engine agent.Engine) bool {
+	bin := ""
+	switch e := engine.(type) {
+	case *container.Engine:
+		bin = e.Bin
+	case *sbx.Engine:
+		bin = e.Bin
+	}
+	_, err := exec.LookPath(bin)
+	return err == nil
 }
 
 // containerProbe says whether turns of placement container can be run here.
@@ -112,11 +139,17 @@ func containerProbe(ctx context.Context, s *cli.Settings) container.Report {
 // refused by each turn that has it.
 func enginesWork(ctx context.Context, s *cli.Settings, slots map[job.Lane]int) error {
 	for lane := range slots {
-		if lane.Placement != agent.SandboxContainer {
-			continue
+		ok, missing := true, []string(nil)
+		switch lane.Placement {
+		case agent.SandboxContainer:
+			r := containerProbe(ctx, s)
+			ok, missing = r.OK, r.Missing
+		case agent.SandboxSbx:
+			r := sbxEngine(s).Probe(ctx)
+			ok, missing = r.OK, r.Missing
 		}
-		if r := containerProbe(ctx, s); !r.OK {
-			return fmt.Errorf("lane %s: %w: %s", lane, agent.ErrUnsupported, strings.Join(r.Missing, "; "))
+		if !ok {
+			return fmt.Errorf("lane %s: %w: %s", lane, agent.ErrUnsupported, strings.Join(missing, "; "))
 		}
 	}
 	return nil

@@ -11,14 +11,16 @@ import (
 	"turnpike/internal/agent/confine"
 	"turnpike/internal/agent/mcphost"
 	"turnpike/internal/agent/sandbox/container"
+	"turnpike/internal/agent/sandbox/sbx"
 )
 
 func main() {
 	// This program is also the launcher of confined turns, the stage of those in
-	// containers and the bridge to their tools; started as one of those, it never gets
+	// containers and sandboxes and the bridge to their tools; started as one of those, it never gets
 	// past these lines.
 	confine.Entry()
 	container.Entry()
+	sbx.Entry()
 	mcphost.Entry()
 	os.Exit(cli.Main(root()))
 }

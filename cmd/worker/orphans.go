@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"time"
@@ -82,10 +81,8 @@ func killOrphans(cmd *cobra.Command, _ []string) (err error) {
 	boxes := enginesAt(s)
 	ended, err := worker.EndLeftovers(cmd.Context(), state, boxes.end)
 	swept, sweepErr := procs.Sweep(cmd.Context(), state.Sessions()) // what turns are marked with
-	if _, missing := exec.LookPath(s.String("container-engine")); missing == nil {
-		n, err := boxes.sweep(cmd.Context(), state.Sessions())
-		swept, sweepErr = swept+n, errors.Join(sweepErr, err)
-	}
+	n, boxErr := boxes.sweep(cmd.Context(), state.Sessions())
+	swept, sweepErr = swept+n, errors.Join(sweepErr, boxErr)
 	fmt.Fprintf(cmd.OutOrStdout(), "%d ended by their records, %d more by their mark\n", ended, swept)
 	return errors.Join(err, sweepErr)
 }

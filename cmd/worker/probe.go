@@ -13,6 +13,7 @@ import (
 	"turnpike/internal/agent"
 	"turnpike/internal/agent/confine"
 	"turnpike/internal/agent/sandbox/container"
+	"turnpike/internal/agent/sandbox/sbx"
 )
 
 // probed is what a machine can run.
@@ -21,6 +22,7 @@ type probed struct {
 	Agents     []agentProbe     `json:"agents"`
 	Confine    confine.Report   `json:"confinement"`
 	Container  container.Report `json:"container"`
+	Sandbox    sbx.Report       `json:"sbx"`
 	Tools      []toolProbe      `json:"tools"`
 }
 
@@ -67,7 +69,7 @@ no agent's turn and changes nothing.`,
 			if err != nil {
 				return err
 			}
-			p := probe(cmd.Context(), confineOptions(s, nil), containerProbe(cmd.Context(), s), bins)
+			p := probe(cmd.Context(), confineOptions(s, nil), containerProbe(cmd.Context(), s), sbxEngine(s).Probe(cmd.Context()), bins)
 			return cli.Print(cmd, p, p.table, p.names)
 		},
 	}
@@ -76,8 +78,8 @@ no agent's turn and changes nothing.`,
 	return cmd
 }
 
-func probe(ctx context.Context, o confine.Options, boxes container.Report, bins map[string]string) probed {
-	p := probed{Confine: confine.Platform(o).Probe(ctx), Container: boxes}
+func probe(ctx context.Context, o confine.Options, boxes container.Report, sandboxes sbx.Report, bins map[string]string) probed {
+	p := probed{Confine: confine.Platform(o).Probe(ctx), Container: boxes, Sandbox: sandboxes}
 	own := ownSandbox(ctx)
 	for _, pl := range agent.Placements() {
 		p.Placements = append(p.Placements, probePlacement(pl, p, own))
@@ -117,6 +119,11 @@ func probePlacement(pl agent.Placement, found probed, own error) placementProbe 
 		out.OK, out.How = found.Container.OK, strings.Join(found.Container.Missing, "; ")
 		if out.OK {
 			out.How = found.Container.Version + ": no capabilities, read-only root, seccomp, all of it looked at again inside each container"
+		}
+	case agent.Placement{Sandbox: agent.SandboxSbx}:
+		out.OK, out.How = found.Sandbox.OK, strings.Join(found.Sandbox.Missing, "; ")
+		if out.OK {
+			out.How = found.Sandbox.Version + ": a virtual machine of the turn's own, its network by sbx's proxy, no credential inside; never run where this was built"
 		}
 	default:
 		out.How = "not in this release"
@@ -177,6 +184,11 @@ func (p probed) table() cli.Table {
 		for _, w := range p.Container.Weaknesses {
 			name, what, _ := strings.Cut(w, " ")
 			t.Rows = append(t.Rows, []string{"container " + name, "", what})
+		}
+	}
+	if p.Sandbox.OK {
+		for _, m := range p.Sandbox.Missing {
+			t.Rows = append(t.Rows, []string{"sbx", verdict(false), "turns without version control are refused: " + m})
 		}
 	}
 	for _, x := range p.Tools {

@@ -145,9 +145,9 @@ func parseSlots(ctx context.Context, set []string, pool string) (map[job.Lane]in
 			if err := ownSandbox(ctx); err != nil {
 				return nil, fmt.Errorf("slots %q: %w", one, err)
 			}
-		case agent.Placement{Sandbox: agent.SandboxContainer}: // see enginesWork
+		case agent.Placement{Sandbox: agent.SandboxContainer}, agent.Placement{Sandbox: agent.SandboxSbx}: // see enginesWork
 		default:
-			return nil, fmt.Errorf("slots %q: this release runs turns of placements none, none-confined, claude and container only: %w", one, agent.ErrUnsupported)
+			return nil, fmt.Errorf("slots %q: this release runs turns of placements none, none-confined, claude, container and sbx only: %w", one, agent.ErrUnsupported)
 		}
 		slots[lane] = n
 	}

@@ -161,10 +161,10 @@ func setUp(cmd *cobra.Command, s *cli.Settings) (_ *bench, err error) {
 		Run:        launcher(r),
 		End:        boxes.end,
 		Clean: func() error {
-			if slices.Contains(ceiling.Placements, agent.SandboxContainer) {
+			if slices.Contains(ceiling.Placements, agent.SandboxContainer) || slices.Contains(ceiling.Placements, agent.SandboxSbx) {
 				// What was made and never recorded runs nothing; that it stays is not worth a start.
 				if _, err := boxes.sweep(cmd.Context(), state.Sessions()); err != nil {
-					log.Warn("containers of an earlier worker could not be swept", "error", err)
+					log.Warn("boxes of an earlier worker could not be swept", "error", err)
 				}
 			}
 			return errors.Join(places.Scratch.Clean(), places.Git.Clean())
