@@ -17,8 +17,11 @@ exec 7>"${TMPDIR:-/tmp}/turnpike-agent-image.$(id -u).lock"
 flock -w 1800 7
 scripts/agents.sh >/dev/null
 scripts/engine.sh image "$base" build-base-image.sh
-want="$(cat .cache/agents/stamp) $(sha256sum <Dockerfile | cut -d' ' -f1) $(docker image inspect -f '{{.Id}}' "$base")"
+# Of the Dockerfile, what this target is made of.
+recipe=$(sed -n '/ AS base$/,/ AS dispatcher$/p' Dockerfile | sha256sum | cut -d' ' -f1)
+want="$(cat .cache/agents/stamp) $recipe $(docker image inspect -f '{{.Id}}' "$base")"
 if [ "$(docker image inspect -f '{{index .Config.Labels "turnpike.agents"}}' "$tag" 2>/dev/null)" != "$want" ]; then
+	old=$(docker image inspect -f '{{.Id}}' "$tag" 2>/dev/null || true)
 	log=$(mktemp)
 	trap 'rm -f "$log"' EXIT
 	# One layer, and a context with nothing else. Headers and wrapper packages are no part of what runs.
@@ -26,5 +29,6 @@ if [ "$(docker image inspect -f '{{index .Config.Labels "turnpike.agents"}}' "$t
 		Dockerfile .cache/agents/bin .cache/agents/node_modules |
 		DOCKER_BUILDKIT=0 docker build --network none --build-arg "BASE=$base" --target agents --label "turnpike.agents=$want" -t "$tag" - >"$log" 2>&1 ||
 		fail "$(cat "$log")"
+	[ -z "$old" ] || docker image rm "$old" >/dev/null 2>&1 || true # unless something still runs in it
 fi
 docker image inspect -f '{{index .RepoTags 0}} {{.Size}} bytes' "$tag"

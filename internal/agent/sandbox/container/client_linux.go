@@ -17,9 +17,9 @@ import (
 
 const (
 	// askTime bounds one question to the engine.
-	askTime = 30 * time.Second
+	askTime = time.Minute
 	// endTime bounds ending a container.
-	endTime = 30 * time.Second
+	endTime = time.Minute
 )
 
 // client talks to the engine through its program.
