@@ -107,6 +107,8 @@ func probePlacement(pl agent.Placement, found probed, own error) placementProbe 
 			out.How = "namespaces, pinned mounts, Landlock, seccomp, no capabilities"
 		case confine.LandlockOnly:
 			out.How = "Landlock and seccomp only: " + report.Reason
+		case confine.Seatbelt:
+			out.How = "a Seatbelt profile and an account of processes; no namespaces. Never run on a Mac where this was built"
 		}
 	case agent.Placement{Sandbox: agent.SandboxClaude}:
 		out.OK, out.How = true, "Claude Code's own sandbox: bubblewrap for commands, its rules for its other tools; none-confined holds more"
