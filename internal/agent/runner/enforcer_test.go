@@ -257,9 +257,14 @@ func TestSessionOfTheOwnSandbox(t *testing.T) {
 	if _, err := s.Run(t.Context(), g.request); !errors.Is(err, errWouldStart) {
 		t.Errorf("got %v", err)
 	}
-	replaced := g.path("more")
-	g.must(os.Rename(replaced, g.path("elsewhere/old")))
-	g.must(os.Mkdir(replaced, 0o700))
+	// As late as the start: after the turn's own verdict.
+	g.runner.Observer.Starting = func(context.Context) error {
+		g.must(os.Rename(g.path("more"), g.path("elsewhere/old")))
+		return os.Mkdir(g.path("more"), 0o700)
+	}
+	if res, err := s.Run(t.Context(), g.request); !errors.Is(err, agent.ErrPolicyChanged) || res != nil {
+		t.Errorf("got %v, %v", res, err)
+	}
 	if _, err := s.Run(t.Context(), g.request); !errors.Is(err, agent.ErrPolicyChanged) {
 		t.Errorf("got %v", err)
 	}
