@@ -234,8 +234,8 @@ func container(image string) means {
 	}}
 }
 
-// engineTime is the CPU time of the container engine's processes, their dead children
-// included.
+// engineTime is the CPU time of the container engine's lasting processes, and of those
+// they waited for. Shims come and go, and are missing.
 func engineTime() time.Duration {
 	var ticks int64
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
@@ -246,7 +246,7 @@ func engineTime() time.Duration {
 		}
 		name, rest, _ := strings.Cut(string(text), ") ")
 		_, name, _ = strings.Cut(name, "(")
-		if name != "dockerd" && !strings.HasPrefix(name, "containerd") {
+		if name != "dockerd" && name != "containerd" {
 			continue
 		}
 		if f := strings.Fields(rest); len(f) > 14 {
