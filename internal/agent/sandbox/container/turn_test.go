@@ -113,10 +113,11 @@ func turn(t *testing.T, name string, rec agent.Recorder, change func(*runner.Run
 		t.Fatal(err)
 	}
 	s, dir, work := subjects[name], t.TempDir(), t.TempDir()
+	engine := &container.Engine{Dir: t.TempDir(), Label: label}
 	r := &runner.Runner{
 		SessionsDir: filepath.Join(dir, "sessions"), NamePrefix: "turnpike-test-", Recorder: rec,
 		Drivers: map[string]agent.Driver{name: s.driver(script.URL())},
-		Engines: map[string]agent.Engine{agent.SandboxContainer: &container.Engine{Dir: t.TempDir(), Label: label}},
+		Engines: map[string]agent.Engine{agent.SandboxContainer: engine},
 		Watch:   agent.Watch{FirstEvent: patience, Idle: patience, Grace: 5 * time.Second},
 		Network: agent.Network{Proxied: true, Domains: []string{at.Hostname()}, Hosts: map[string]string{at.Host: at.Host}},
 		Environ: func() []string { return append(s.env(script.URL()), "GH_TOKEN=ghs", "NOT_THE_AGENTS=x") },
@@ -140,7 +141,7 @@ func turn(t *testing.T, name string, rec agent.Recorder, change func(*runner.Run
 	res, err := r.Run(ctx, *req)
 	t.Cleanup(func() {
 		// Outside the test's own time, which is over.
-		if n, err := r.Engines[agent.SandboxContainer].Sweep(context.Background(), runner.BoxLabel(r.ContainerLabel, r.SessionsDir, "")); n > 0 || err != nil {
+		if n, err := engine.Sweep(context.Background(), runner.BoxLabel(r.ContainerLabel, r.SessionsDir, "")); n > 0 || err != nil {
 			t.Errorf("%d containers were left: %v", n, err)
 		}
 	})
