@@ -46,7 +46,7 @@ var errHeard = errors.New("heard")
 func greeting(ctx context.Context, c net.Conn, name string) ([]byte, error) {
 	heard := &recorder{Conn: c}
 	var hello *tls.ClientHelloInfo
-	err := tls.Server(heard, &tls.Config{GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+	err := tls.Server(heard, &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
 		hello = h
 		return nil, errHeard
 	}}).HandshakeContext(ctx)

@@ -45,7 +45,7 @@ type Proxy struct {
 	resolver *net.Resolver   // nil is the machine's
 	upstream *http.Transport // to port 80
 
-	ctx    context.Context // ends with Close
+	ctx    context.Context //nolint:containedctx // the proxy's life, which ends with Close
 	cancel context.CancelFunc
 	slots  chan struct{} // one in it for each connection
 	work   sync.WaitGroup

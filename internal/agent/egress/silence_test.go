@@ -61,7 +61,7 @@ func TestIdle(t *testing.T) {
 		go egress.Join(a, b)
 		word := make([]byte, 1)
 		for range 3 {
-			time.Sleep(29 * time.Minute)                   // in the bubble's time
+			time.Sleep(29 * time.Minute)                   //nolint:forbidigo // the sleep of a bubble is the signal
 			go func() { _, _ = near.Write([]byte("x")) }() // read below
 			if _, err := io.ReadFull(far, word); err != nil {
 				t.Fatal(err)
