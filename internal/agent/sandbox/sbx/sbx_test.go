@@ -680,7 +680,7 @@ func TestOrphans(t *testing.T) {
 	r := newRoom(t)
 	ctx := context.Background()
 	who := agent.Identity{Kind: agent.KindSandbox, ID: name, Label: label}
-	make := func(name string) {
+	keep := func(name string) {
 		t.Helper()
 		if err := r.sbx.create([]string{"--name", name, "claude", r.ws}); err != nil {
 			t.Fatal(err)
@@ -692,8 +692,8 @@ func TestOrphans(t *testing.T) {
 	for form, id := range map[string]agent.Identity{
 		"both": who, "by label": {Kind: agent.KindSandbox, Label: label}, "by id": {Kind: agent.KindSandbox, ID: name},
 	} {
-		make(name)
-		make(name + "0") // whose name begins alike
+		keep(name)
+		keep(name + "0") // whose name begins alike
 		if there, err := r.engine.Find(ctx, id); !there || err != nil {
 			t.Errorf("%s: found %t, %v", form, there, err)
 		}
@@ -712,8 +712,8 @@ func TestOrphans(t *testing.T) {
 			t.Errorf("%s: ended", form)
 		}
 	}
-	make("turnpike-ffff-other")
-	make("mine")
+	keep("turnpike-ffff-other")
+	keep("mine")
 	if n, err := r.engine.Sweep(ctx, "turnpike.session=0123abcd/"); n != 1 || err != nil {
 		t.Errorf("swept %d, %v", n, err)
 	}
