@@ -268,10 +268,12 @@ func TestRun(t *testing.T) {
 	if self, err = filepath.EvalSymlinks(self); err != nil {
 		t.Fatal(err)
 	}
-	create := strings.Join([]string{
+	rest := []string{r.ro + ":ro", self + ":ro"}
+	slices.Sort(rest)
+	create := strings.Join(append([]string{
 		"create", "--quiet", "--name", name, "--template", r.box.Image, "--deny-network", "**", "--memory", "1025m", "--cpus", "2",
-		"claude", r.ws, r.ro + ":ro", self + ":ro",
-	}, " ")
+		"claude", r.ws,
+	}, rest...), " ")
 	if diff := cmp.Diff([]string{create}, r.said("create")); diff != "" {
 		t.Errorf("made as (-want +got):\n%s", diff)
 	}
@@ -437,6 +439,7 @@ func TestStartRefuses(t *testing.T) {
 		"a missing sbx":                  {func(r *room) { r.box.Bin = "/nowhere/sbx" }, agent.ErrUnready},
 		"a daemon that is down":          {func(r *room) { r.set("do-version", "fail") }, agent.ErrUnready},
 		"a forwarded ssh agent":          {func(r *room) { r.set("ssh-agent", "true") }, agent.ErrUnsupported},
+		"a workspace that is not shown":  {func(r *room) { r.box.Workspace, r.box.WorkDir = "/usr", "/usr" }, agent.ErrUnsupported},
 		"another path inside":            {func(r *room) { r.box.Binds[0].Destination = "/workspace" }, agent.ErrUnsupported},
 		"another working directory":      {func(r *room) { r.box.WorkDir = "/workspace" }, agent.ErrUnsupported},
 		"another home":                   {func(r *room) { r.box.Home = "/home/x" }, agent.ErrUnsupported},

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -162,6 +163,9 @@ func (s *start) places() error {
 		binds = append(slices.Clone(binds), agent.Bind{Source: s.stage, Destination: s.stage, Access: agent.ReadOnly})
 	}
 	s.box.Binds = binds
+	if !slices.ContainsFunc(binds, func(b agent.Bind) bool { return b.Source == s.box.Workspace }) {
+		return unsupported("the workspace %s is not shown by itself", s.box.Workspace)
+	}
 	for _, b := range binds {
 		switch {
 		case b.Source != b.Destination:
@@ -210,22 +214,21 @@ func (s *start) arguments() []string {
 	}
 	args = append(args, kind)
 	// The first is where the agent works; the rest outer before inner.
-	args = append(args, s.workspaceArgument())
-	for _, b := range s.box.Binds {
-		if b.Source != s.box.Workspace {
-			args = append(args, argument(b))
-		}
+	binds := slices.Clone(s.box.Binds)
+	slices.SortStableFunc(binds, func(a, b agent.Bind) int {
+		return cmp.Or(cmp.Compare(s.rank(a), s.rank(b)), strings.Compare(a.Source, b.Source))
+	})
+	for _, b := range binds {
+		args = append(args, argument(b))
 	}
 	return args
 }
 
-func (s *start) workspaceArgument() string {
-	for _, b := range s.box.Binds {
-		if b.Source == s.box.Workspace {
-			return argument(b)
-		}
+func (s *start) rank(b agent.Bind) int {
+	if b.Source == s.box.Workspace {
+		return 0
 	}
-	return s.box.Workspace + ":ro" // refused by prepare's caller: every workspace is a bind
+	return 1
 }
 
 func argument(b agent.Bind) string {
@@ -324,7 +327,8 @@ func (s *start) startAgent(ctx context.Context, p *box) error {
 		_ = input.Close()
 		return fmt.Errorf("%w: %w", agent.ErrUnready, err)
 	}
-	p.agentCmd = cmd
+	p.agentCmd, p.ended = cmd, make(chan error, 1)
+	go func() { p.ended <- cmd.Wait() }()
 	if err := writePlan(in, s.agent); err != nil {
 		_ = input.Close()
 		return fmt.Errorf("%w: hand over: %w", agent.ErrUnready, err)
@@ -334,8 +338,6 @@ func (s *start) startAgent(ctx context.Context, p *box) error {
 		_, _ = io.Copy(in, input) // an agent that does not read says so itself
 		_ = in.Close()
 	}()
-	p.ended = make(chan error, 1)
-	go func() { p.ended <- cmd.Wait() }()
 	select {
 	case n := <-p.answers:
 		return n.wants(func(n news) bool { return n.Running })
@@ -438,13 +440,22 @@ func (b *box) hear(text []byte) error {
 }
 
 // tail keeps the end of what was written to it.
-type tail struct{ b bytes.Buffer }
+type tail struct {
+	mu sync.Mutex // guards b
+	b  bytes.Buffer
+}
 
 func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if t.b.Len() > 8<<10 {
 		t.b.Reset()
 	}
 	return t.b.Write(p)
 }
 
-func (t *tail) String() string { return t.b.String() }
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.b.String()
+}
