@@ -162,6 +162,7 @@ func (e *Engine) contents(ctx context.Context, c client, img image) (contents, e
 		e.mu.Unlock()
 		return contents{}, fmt.Errorf("look into image %s: %w", img.ID, l.err)
 	}
+	e.log().Debug("image", "image", img.ID, "agents", l.found.Agents, "denied", len(l.found.Denied))
 	return l.found, nil
 }
 

@@ -27,8 +27,8 @@ type executable struct {
 	Dir  bool // a directory of nothing else
 }
 
-// look looks through the container it runs in.
-func look(out io.Writer) error {
+// look looks through the container it runs in, where this is its PATH.
+func look(commands string, out io.Writer) error {
 	found := contents{Agents: map[string]string{}}
 	for _, name := range agent.Agents() {
 		path, err := exec.LookPath(name)
@@ -39,7 +39,7 @@ func look(out io.Writer) error {
 			found.Agents[name] = path
 		}
 	}
-	s := search{commands: filepath.SplitList(os.Getenv("PATH")), paths: map[string]bool{}, files: map[file]bool{}, names: map[file][]string{}}
+	s := search{commands: filepath.SplitList(commands), paths: map[string]bool{}, files: map[file]bool{}, names: map[file][]string{}}
 	s.commands = append(s.commands, agent.CommandDirs()...)
 	if err := s.walk("/"); err != nil {
 		return err

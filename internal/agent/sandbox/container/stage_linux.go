@@ -36,7 +36,7 @@ func Entry() {
 	case len(os.Args) == 3 && os.Args[1] == stageArg:
 		os.Exit(stage(os.Args[2]))
 	case len(os.Args) == 2 && os.Args[1] == lookArg:
-		if err := look(os.Stdout); err != nil { //nolint:forbidigo // this is main, of the look
+		if err := look(os.Getenv("PATH"), os.Stdout); err != nil { //nolint:forbidigo // this is main, of the look
 			fmt.Fprintf(os.Stderr, "%s: %v\n", lookArg, err)
 			os.Exit(1)
 		}

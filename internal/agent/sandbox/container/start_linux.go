@@ -140,7 +140,7 @@ func (s *start) addOwn() error {
 	if s.doors() {
 		for path, text := range door.Files {
 			source := filepath.Join(s.dir, filepath.Base(path))
-			if err := os.WriteFile(source, []byte(text), 0o644); err != nil { //nolint:gosec // everybody inside reads it, and it is no secret
+			if err := os.WriteFile(source, []byte(text), 0o644); err != nil {
 				return fmt.Errorf("%w: %w", agent.ErrUnready, err)
 			}
 			own = append(own, agent.Bind{Source: source, Destination: path})
