@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -117,7 +118,7 @@ func (s *system) searchFiles(found func(string, []byte)) {
 	if err != nil {
 		s.t.Errorf("look through %s: %v", s.dir, err)
 	}
-	if files == 0 {
+	if files == 0 && slices.ContainsFunc(s.started, func(p *process) bool { return p.name == "worker" }) {
 		s.t.Error("no file was looked through")
 	}
 }

@@ -284,19 +284,19 @@ func delegated(t *testing.T, cmd *exec.Cmd, uid int) ([]byte, error) {
 		if _, version1 := os.Stat(own + "/cgroup.controllers"); version1 == nil {
 			leaf = own + "/worker"
 			err = errors.Join(err, os.WriteFile(own+"/cgroup.subtree_control", []byte("+memory +pids +cpu"), 0), os.Mkdir(leaf, 0o755))
-			defer os.Remove(own)
+			t.Cleanup(func() { _ = os.Remove(own) })
 		}
 		err = errors.Join(err, os.Chown(own, uid, uid), os.Chown(own+"/cgroup.procs", uid, uid),
 			os.WriteFile(leaf+"/cgroup.procs", []byte(strconv.Itoa(cmd.Process.Pid)), 0))
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer func() {
+		t.Cleanup(func() {
 			_ = os.Remove(own + "/turnpike") // if that run came so far
 			if err := os.Remove(leaf); err != nil {
 				t.Error(err)
 			}
-		}()
+		})
 	}
 	if _, err := in.Write([]byte{0}); err != nil {
 		t.Fatal(err)

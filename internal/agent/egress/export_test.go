@@ -3,7 +3,6 @@ package egress
 import (
 	"context"
 	"net"
-	"net/http"
 	"sync/atomic"
 )
 
@@ -12,7 +11,7 @@ var (
 	Canonical      = canonical
 	Public         = public
 	Greeting       = func(c net.Conn, name string) ([]byte, error) { return greeting(context.Background(), c, name) }
-	Fits           = func(r *http.Request, name string) error { return fits(r, name) }
+	Fits           = fits
 	Allows         = Rules.allows
 	MaxConnections = maxConnections
 	MaxNames       = maxNames

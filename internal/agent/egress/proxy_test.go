@@ -144,7 +144,7 @@ func TestHTTP(t *testing.T) {
 			defer c.Close()
 			fmt.Fprint(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
 			rw.Flush()
-			io.Copy(c, rw)
+			_, _ = io.Copy(c, rw) // until either end closes
 		default:
 			fmt.Fprintf(w, "%s %s %s %q %q %q", r.Method, r.Host, r.RequestURI, r.Header.Get("Upgrade"), r.UserAgent(), r.Header.Get("Accept-Encoding"))
 		}
@@ -174,17 +174,17 @@ func TestHTTP(t *testing.T) {
 	t.Run("forwards_requests_as_they_are", func(t *testing.T) {
 		c, r := open(t)
 		for range 2 {
-			if res, body := ask(t, c, r, "GET /a%2Fb?x=1;y&%zz HTTP/1.1\r\nHost: Web.Test\r\n\r\n"); res.StatusCode != 200 || body != `GET Web.Test /a%2Fb?x=1;y&%zz "" "" ""` {
+			if res, body := ask(t, c, r, "GET /a%2Fb?x=1;y&%zz HTTP/1.1\r\nHost: Web.Test\r\n\r\n"); res.StatusCode != http.StatusOK || body != `GET Web.Test /a%2Fb?x=1;y&%zz "" "" ""` {
 				t.Errorf("got %s %s", res.Status, body)
 			}
 		}
 	})
 	t.Run("judges_every_request_of_a_connection", func(t *testing.T) {
 		c, r := open(t)
-		if res, _ := ask(t, c, r, "GET / HTTP/1.1\r\nHost: web.test:80\r\n\r\n"); res.StatusCode != 200 {
+		if res, _ := ask(t, c, r, "GET / HTTP/1.1\r\nHost: web.test:80\r\n\r\n"); res.StatusCode != http.StatusOK {
 			t.Errorf("got %s", res.Status)
 		}
-		if res, body := ask(t, c, r, "GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n"); res.StatusCode != 403 || !strings.Contains(body, "turnpike") {
+		if res, body := ask(t, c, r, "GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n"); res.StatusCode != http.StatusForbidden || !strings.Contains(body, "turnpike") {
 			t.Errorf("got %s %s", res.Status, body)
 		}
 		hangsUp(t, c)
@@ -234,7 +234,7 @@ func TestHTTP(t *testing.T) {
 		if _, err := io.WriteString(c, "GET /socket HTTP/1.1\r\nHost: web.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"); err != nil {
 			t.Fatal(err)
 		}
-		if res, err := http.ReadResponse(r, nil); err != nil || res.StatusCode != 101 {
+		if res, err := http.ReadResponse(r, nil); err != nil || res.StatusCode != http.StatusSwitchingProtocols {
 			t.Fatalf("got %v, %v", res, err)
 		}
 		if _, err := io.WriteString(c, "hello\n"); err != nil {
@@ -287,7 +287,8 @@ func TestTLS(t *testing.T) {
 		t.Helper()
 		c.InsecureSkipVerify = true // what is tested is the way, not the certificate
 		conn := tls.Client(n.reach(t, "a.test", 443), c)
-		return conn, conn.HandshakeContext(t.Context())
+		err := conn.HandshakeContext(t.Context())
+		return conn, err
 	}
 	for _, name := range []string{"a.test", "A.TEST"} {
 		c, err := handshake(t, &tls.Config{ServerName: name})
@@ -605,9 +606,9 @@ func zone(t *testing.T, names map[string][]netip.Addr) func(*testing.T) *net.Res
 				}
 				q := m.Questions[0]
 				m.Response, m.Additionals = true, nil
-				now, later := names[q.Name.String()], false
+				now := names[q.Name.String()]
 				if i := slices.IndexFunc(now, func(a netip.Addr) bool { return !a.IsValid() }); i >= 0 {
-					if later = seen[q.Name.String()] > 0; later {
+					if seen[q.Name.String()] > 0 {
 						now = now[i+1:]
 					} else {
 						now = now[:i]

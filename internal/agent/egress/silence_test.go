@@ -1,6 +1,7 @@
 package egress_test
 
 import (
+	"errors"
 	"io"
 	"net"
 	"testing"
@@ -68,7 +69,7 @@ func TestIdle(t *testing.T) {
 			}
 		}
 		last := time.Now()
-		if _, err := far.Read(word); err != io.EOF {
+		if _, err := far.Read(word); !errors.Is(err, io.EOF) {
 			t.Errorf("got %v", err)
 		}
 		if took := time.Since(last); took != 30*time.Minute {

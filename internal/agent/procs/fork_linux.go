@@ -100,21 +100,21 @@ func fork(calls []Call, tell uintptr) (int, syscall.Errno) {
 		return int(pid), errno
 	}
 	afterForkInChild()
-	syscall.RawSyscall(unix.SYS_SETSID, 0, 0, 0)
+	_, _, _ = syscall.RawSyscall(unix.SYS_SETSID, 0, 0, 0)
 	for i := range calls {
 		c := &calls[i]
 		if i == len(calls)-1 {
 			told[0] = reached
-			syscall.RawSyscall(unix.SYS_WRITE, tell, uintptr(unsafe.Pointer(&told)), 4)
+			_, _, _ = syscall.RawSyscall(unix.SYS_WRITE, tell, uintptr(unsafe.Pointer(&told)), 4)
 		}
 		_, _, errno = syscall.RawSyscall6(c.Number, c.Args[0], c.Args[1], c.Args[2], c.Args[3], c.Args[4], c.Args[5])
 		if errno != 0 {
 			told[0], told[1] = uint32(i), uint32(errno)
-			syscall.RawSyscall(unix.SYS_WRITE, tell, uintptr(unsafe.Pointer(&told)), 8)
+			_, _, _ = syscall.RawSyscall(unix.SYS_WRITE, tell, uintptr(unsafe.Pointer(&told)), 8)
 			break
 		}
 	}
 	for {
-		syscall.RawSyscall(unix.SYS_EXIT_GROUP, 126, 0, 0)
+		_, _, _ = syscall.RawSyscall(unix.SYS_EXIT_GROUP, 126, 0, 0)
 	}
 }

@@ -108,13 +108,11 @@ func private() []string {
 	if err != nil {
 		return nil
 	}
-	for _, base := range []string{
-		cmp.Or(os.Getenv("XDG_CONFIG_HOME"), filepath.Join(home, ".config")),
-		cmp.Or(os.Getenv("XDG_DATA_HOME"), filepath.Join(home, ".local/share")),
-		cmp.Or(os.Getenv("XDG_STATE_HOME"), filepath.Join(home, ".local/state")),
-		cmp.Or(os.Getenv("XDG_CACHE_HOME"), filepath.Join(home, ".cache")),
+	for _, base := range []struct{ name, otherwise string }{
+		{"XDG_CONFIG_HOME", ".config"}, {"XDG_DATA_HOME", ".local/share"}, {"XDG_STATE_HOME", ".local/state"}, {"XDG_CACHE_HOME", ".cache"},
 	} {
-		out = append(out, filepath.Join(base, "com.docker.sandboxes"))
+		own := os.Getenv(base.name) //nolint:forbidigo // no setting of ours: where sbx itself looks
+		out = append(out, filepath.Join(cmp.Or(own, filepath.Join(home, base.otherwise)), "com.docker.sandboxes"))
 	}
 	return append(out, filepath.Join(home, ".docker/sandboxes"), filepath.Join(home, ".sandboxes"))
 }

@@ -1,6 +1,7 @@
 package sbx
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -51,7 +52,6 @@ type line struct {
 	mu   sync.Mutex // guards pid
 	pid  int        // the agent's; zero before it runs
 	next uint32
-	fail sync.Once
 }
 
 func runLine(in io.Reader, out io.Writer) int {
@@ -98,7 +98,7 @@ func (l *line) ready(p linePlan) error {
 		if err != nil {
 			return err
 		}
-		go l.accept(s, byte(n)) //nolint:gosec // a handful
+		go l.accept(s, byte(n))
 	}
 	report, err := net.Listen("unix", filepath.Join(inside, "line"))
 	if err != nil {
@@ -256,12 +256,12 @@ func state(pid int) (is string, parent int, err error) {
 	if err != nil {
 		return "", 0, err
 	}
-	f := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	f := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
 	if len(f) < 2 {
 		return "", 0, errors.New("stat: too short")
 	}
-	parent, err = strconv.Atoi(f[1])
-	return f[0], parent, err
+	parent, err = strconv.Atoi(string(f[1]))
+	return string(f[0]), parent, err
 }
 
 // markerOf is the variable that marks the processes of a session.
@@ -284,7 +284,7 @@ func becomeAgent() error {
 	if err := readPlan(os.Stdin, &p); err != nil {
 		return fmt.Errorf("read the plan: %w", err)
 	}
-	c, err := net.Dial("unix", p.Report)
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: p.Report})
 	if err != nil {
 		return fmt.Errorf("report: %w", err)
 	}

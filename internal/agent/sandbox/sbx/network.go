@@ -143,7 +143,7 @@ func (s *start) aloneInPolicy(ctx context.Context) error {
 	source := strings.Index(lines[head], "SOURCE")
 	for _, l := range lines[head+1:] {
 		m := entries.FindStringSubmatch(l)
-		if m == nil || m[1] == "0" {
+		if len(m) < 2 || m[1] == "0" {
 			continue
 		}
 		if len(l) <= source {

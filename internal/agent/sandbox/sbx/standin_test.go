@@ -146,7 +146,8 @@ func (s standIn) load(name string) (b sandbox, err error) {
 	if err != nil {
 		return b, fmt.Errorf("sandbox %q not found", name)
 	}
-	return b, json.Unmarshal(text, &b)
+	err = json.Unmarshal(text, &b)
+	return b, err
 }
 
 func (s standIn) save(name string, b sandbox) error {
@@ -214,7 +215,7 @@ func (s standIn) remove(name string) error {
 		if left == 0 {
 			return os.RemoveAll(s.file("sandbox", name))
 		}
-		time.Sleep(5 * time.Millisecond) // the stand-in's own, for the kernel to end them
+		time.Sleep(5 * time.Millisecond) //nolint:forbidigo // the stand-in's own, for the kernel to end them
 	}
 }
 

@@ -349,7 +349,7 @@ func (s *start) startAgent(ctx context.Context, p *box) error {
 			return n.wants(func(n news) bool { return n.Running })
 		case <-time.After(time.Second):
 		}
-		return fmt.Errorf("%w: sbx exec ended before the agent was executed: %v", agent.ErrUnready, err)
+		return fmt.Errorf("%w: sbx exec ended before the agent was executed: %w", agent.ErrUnready, err)
 	case <-p.gone:
 		return fmt.Errorf("%w: the line ended before the agent was executed", agent.ErrUnready)
 	case <-ctx.Done():
@@ -372,7 +372,7 @@ func again(f *os.File) (*os.File, error) {
 			syscall.CloseOnExec(fd)
 		}
 	})
-	if err = errors.Join(err, dup); err != nil {
+	if err := errors.Join(err, dup); err != nil {
 		return nil, err
 	}
 	// Reading must end when the file is closed here.

@@ -45,7 +45,7 @@ func (l *lines) send(kind byte, id uint32, payload []byte) error {
 	head := make([]byte, 9, 9+len(payload))
 	head[0] = kind
 	binary.BigEndian.PutUint32(head[1:], id)
-	binary.BigEndian.PutUint32(head[5:], uint32(len(payload))) //nolint:gosec // bounded by maxFrame and maxNews
+	binary.BigEndian.PutUint32(head[5:], uint32(len(payload))) // bounded by maxFrame and maxNews
 	l.write.Lock()
 	defer l.write.Unlock()
 	_, err := l.out.Write(append(head, payload...))
@@ -172,7 +172,7 @@ func (l *lines) closeAll() {
 type tunnel struct {
 	line *lines
 	id   uint32
-	done context.Context
+	done context.Context //nolint:containedctx // it is the tunnel's own life, which no caller has
 	stop context.CancelFunc
 
 	mu    sync.Mutex // guards queue, size, ended
@@ -315,7 +315,7 @@ func writePlan(w io.Writer, plan any) error {
 	if err != nil {
 		return err
 	}
-	_, err = w.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...)) //nolint:gosec // no plan has 4 GiB
+	_, err = w.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...)) // no plan has 4 GiB
 	return err
 }
 
