@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -118,13 +119,17 @@ func (e engines) sweep(ctx context.Context, sessions string) (int, error) {
 	return n, nil
 }
 
+// installed says whether an engine's program is here; where it is not, nothing of its
+// was left.
 func installed(engine agent.Engine) bool {
 	bin := ""
 	switch e := engine.(type) {
 	case *container.Engine:
-		bin = e.Bin
+		bin = cmp.Or(e.Bin, agent.ContainerEngine)
 	case *sbx.Engine:
-		bin = e.Bin
+		bin = cmp.Or(e.Bin, agent.SandboxCLI)
+	default:
+		return true
 	}
 	_, err := exec.LookPath(bin)
 	return err == nil

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -119,7 +120,11 @@ func TestRestrictedTurn(t *testing.T) {
 				t.Errorf("the model that answered, %s, is not on record", a.Usage[0].Model)
 			}
 			requests := s.script.Requests()
-			if len(requests) != 3 || !strings.Contains(string(requests[1].Body), "the word is xylophone") {
+			if !slices.ContainsFunc(requests, func(r *agenttest.Request) bool {
+				return slices.ContainsFunc(r.Results, func(res agenttest.ToolResult) bool {
+					return strings.Contains(res.Text, "the word is xylophone")
+				})
+			}) {
 				t.Errorf("it read nothing in %d requests", len(requests))
 			}
 			if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
@@ -131,7 +136,8 @@ func TestRestrictedTurn(t *testing.T) {
 			if got := v.Attempts[0]; got.ResultText != "Of wood." || got.Conversation != a.Conversation {
 				t.Errorf("follow-up %+v", got)
 			}
-			if body := string(s.script.Requests()[3].Body); !strings.Contains(body, "It is xylophone.") {
+			requests = s.script.Requests()
+			if body := string(requests[len(requests)-1].Body); !strings.Contains(body, "It is xylophone.") {
 				t.Error("the conversation does not go on")
 			}
 			other := map[string]string{"claude": "codex", "codex": "claude"}[name]
@@ -146,8 +152,8 @@ func TestRestrictedTurn(t *testing.T) {
 					t.Errorf("%s: ended %s: %+v", what, v.Reason, v.Attempts)
 				}
 			}
-			if n := len(s.script.Requests()); n != 4 {
-				t.Errorf("the model was asked %d times, want 4", n)
+			if n := len(s.script.Requests()) - len(requests); n != 0 {
+				t.Errorf("the model was asked %d times more", n)
 			}
 		})
 	}

@@ -60,8 +60,12 @@ func all(edits ...func(map[string]any)) func(map[string]any) {
 // they belong to and however often it is begun again.
 func inOrder(steps ...agenttest.Step) agenttest.Step {
 	var asked atomic.Int64
-	return agenttest.Func(func(*agenttest.Request) agenttest.Step {
-		return steps[min(int(asked.Add(1)), len(steps))-1]
+	return agenttest.Func(func(r *agenttest.Request) agenttest.Step {
+		n := asked.Load()
+		if last := len(r.Results) - 1; last < 0 || !strings.HasPrefix(r.Results[last].CallID, "call_search") { // which a step may begin with
+			n = asked.Add(1)
+		}
+		return steps[min(int(n), len(steps))-1]
 	}).Repeat()
 }
 
