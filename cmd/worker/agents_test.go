@@ -13,6 +13,7 @@ import (
 	"turnpike/internal/agent"
 	"turnpike/internal/agent/confine"
 	"turnpike/internal/agent/sandbox/container"
+	"turnpike/internal/agent/sandbox/sbx"
 )
 
 var update = flag.Bool("update", false, "write docs/agents.md anew")
@@ -147,13 +148,13 @@ kept from loading what nobody granted, and the answers by which a prompt is know
 ## Placements
 
 Whether a turn that may write can be held to the tools its grants name, where they are not ` + "`*`" + `. Where it cannot, a turn with a list of tools
-is refused.
+is refused. ` + "`sbx`" + ` was tried with a stand-in for its program only ([security.md](security.md)).
 
 `)
 	table(append([]string{"", "run by this release"}, names...)...)
 	var remedies []string
 	for _, p := range agent.Placements() {
-		here := probePlacement(p, probed{Confine: confine.Report{Mode: confine.Full}, Container: container.Report{OK: true}}, nil)
+		here := probePlacement(p, probed{Confine: confine.Report{Mode: confine.Full}, Container: container.Report{OK: true}, Sandbox: sbx.Report{OK: true}}, nil)
 		cells := []string{"`" + p.String() + "`", verdict(here.OK)}
 		for _, name := range names {
 			s := all[name].Descriptor().WritableTools[p]
