@@ -159,7 +159,7 @@ func TestEndings(t *testing.T) {
 		}
 	})
 	t.Run("asked to end", func(t *testing.T) {
-		s := start("trap 'exit 9' TERM; echo ready; read -r line; echo went on")
+		s := start("trap 'exit 9' TERM; echo ready; while :; do read -r line || sleep 0.1; done")
 		<-s.out.line
 		if err := s.Terminate(); err != nil {
 			t.Fatal(err)
