@@ -122,7 +122,7 @@ func (e engines) sweep(ctx context.Context, sessions string) (int, error) {
 // installed says whether an engine's program is here; where it is not, nothing of its
 // was left.
 func installed(engine agent.Engine) bool {
-	bin := ""
+	var bin string
 	switch e := engine.(type) {
 	case *container.Engine:
 		bin = cmp.Or(e.Bin, agent.ContainerEngine)
