@@ -83,30 +83,31 @@ func TestPool(t *testing.T) {
 	})
 
 	daily := job.BudgetKey{Scope: job.BudgetTenant, Name: "acme", Per: job.Duration(24 * time.Hour)}
-	inBubble(t, "caps a turn at the least of request, pool and budget", 1, func(t *testing.T, r *rig) {
-		stop := r.serve(t)
-		for n, c := range []struct{ request, pool, left, want job.USD }{
-			{0, 0, 700_000, 700_000}, {500_000, 0, 700_000, 500_000}, {0, 300_000, 700_000, 300_000}, {800_000, 900_000, 700_000, 700_000},
-		} {
+	for _, c := range []struct{ request, pool, left, want job.USD }{
+		{0, 0, 700_000, 700_000}, {500_000, 0, 700_000, 500_000}, {0, 300_000, 700_000, 300_000}, {800_000, 900_000, 700_000, 700_000},
+	} {
+		name := fmt.Sprintf("caps a turn at the least of request, pool and budget: %s, %s, %s", c.request, c.pool, c.left)
+		inBubble(t, name, 1, func(t *testing.T, r *rig) {
+			r.pool.Turns.Ceiling.MaxCostUSD = c.pool
+			stop := r.serve(t)
 			req := plain()
 			req.CostCapUSD = c.request
-			r.pool.Turns.Ceiling.MaxCostUSD = c.pool
-			d := r.store.add(n+1, req)
+			d := r.store.add(1, req)
 			r.store.set(func() { r.store.left[d.Job] = &job.Left{Budget: daily, USD: c.left} })
 			r.stream.push(d)
 			l := <-r.runs.started
 			if got := job.USDFromFloat(l.Request.CostCapUSD); got != c.want {
-				t.Errorf("of %+v: capped at %s", c, got)
+				t.Errorf("capped at %s, want %s", got, c.want)
 			}
 			r.runs.finish <- &agent.Result{IsError: true, CostCapped: true, ErrorSubtype: agent.SubtypeCostCap}
 			rep := <-r.store.reported
 			byBudget := strings.Contains(rep.Reason, "budget of tenant acme per 24h")
 			if rep.Ending != job.EndCapped || byBudget != (c.want == c.left) || byBudget != (len(rep.Notes) == 1) {
-				t.Errorf("of %+v: ended %s: %s %q", c, rep.Ending, rep.Reason, rep.Notes)
+				t.Errorf("ended %s: %s %q", rep.Ending, rep.Reason, rep.Notes)
 			}
-		}
-		must(t, stop())
-	})
+			must(t, stop())
+		})
+	}
 
 	inBubble(t, "stops a turn whose budget is spent", 1, func(t *testing.T, r *rig) {
 		d := r.store.add(1, plain())

@@ -200,7 +200,10 @@ func replay(t *testing.T, l agent.Launch, capture string) (got agent.Conversatio
 		switch {
 		case direction == "->" && m.Method == "turn/interrupt":
 			<-acted
-			cancel() // what has the driver interrupt
+			cancel() // what has the driver interrupt, and hear no more
+			for m := range p.said {
+				heard = append(heard, m.Method+string(m.Result))
+			}
 		case direction == "<-" && m.Method == "" && initialized && string(m.ID) != "4":
 			hear(string(m.ID))
 			fallthrough
