@@ -17,7 +17,8 @@ import (
 // A job is enqueued over HTTP, and everything about it stands in Postgres.
 func TestTurn(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t, agenttest.Write("hello.txt", "hello\n"), agenttest.ReportStatus("done", "wrote hello.txt"), agenttest.Text("All done."))
+	s := newSystem(t, agenttest.Write("hello.txt", "hello\n"), agenttest.Shell("echo $TURNPIKE_JOB $TURNPIKE_ATTEMPT $TURNPIKE_FENCE > fence"),
+		agenttest.ReportStatus("done", "wrote hello.txt"), agenttest.Text("All done."))
 	s.dispatcher()
 	s.worker("w1")
 	dir := s.workspace("turn")
@@ -30,6 +31,9 @@ func TestTurn(t *testing.T) {
 
 	if b, err := os.ReadFile(filepath.Join(dir, "hello.txt")); err != nil || string(b) != "hello\n" {
 		t.Errorf("hello.txt: %q, %v", b, err)
+	}
+	if b, err := os.ReadFile(filepath.Join(dir, "fence")); err != nil || string(b) != string(id)+" 1 1\n" {
+		t.Errorf("the turn knew its attempt as %q, %v", b, err)
 	}
 	if len(v.Attempts) != 1 {
 		t.Fatalf("%d attempts", len(v.Attempts))

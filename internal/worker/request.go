@@ -7,6 +7,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"turnpike/internal/agent"
@@ -56,6 +57,37 @@ type mapping struct {
 	ceiling   *Ceiling
 	environ   []string // the worker's environment
 	budget    *job.Left
+	lease     job.Lease // zero for a turn run by hand
+}
+
+// Variables that tell a turn which attempt it is. The fence only grows with the attempts
+// of a job: whatever keeps the highest it saw, and refuses a lower one, is not changed by
+// an attempt that lost its lease and does not know it yet.
+const (
+	envJob     = "TURNPIKE_JOB"
+	envAttempt = "TURNPIKE_ATTEMPT"
+	envFence   = "TURNPIKE_FENCE"
+)
+
+// identify grants and sets the variables that tell a turn its attempt, over whatever the
+// request sets; it returns their names. The fixed grants of a read-only turn have no room
+// for them, and it changes nothing.
+func (t mapping) identify(req *agent.Request) []string {
+	if t.lease.Number == 0 || req.Grants == nil {
+		return nil
+	}
+	if req.Env == nil {
+		req.Env = make(map[string]string)
+	}
+	names := []string{envJob, envAttempt, envFence}
+	for i, value := range []string{string(t.lease.Job), strconv.Itoa(t.lease.Attempt), strconv.FormatInt(t.lease.Number, 10)} {
+		req.Env[names[i]] = value
+		for _, other := range []map[string]string{req.Profile.Env, req.VCSEnv, req.ContainerEnv, req.VCSContainerEnv} {
+			delete(other, names[i])
+		}
+	}
+	req.Grants.Env = append(req.Grants.Env, names...)
+	return names
 }
 
 // agentRequest is the agent's form of the request, and what the worker added to
@@ -97,7 +129,7 @@ func (t mapping) agentRequest() (agent.Request, []string, error) {
 		prompt, resume = interrupted+r.Prompt, t.resume
 		added = append(added, "note in the prompt that the previous attempt was interrupted")
 	}
-	return agent.Request{
+	req := agent.Request{
 		Name:             t.name,
 		Profile:          profile,
 		ValidOutcomes:    r.ValidOutcomes, // nil and empty differ
@@ -114,7 +146,11 @@ func (t mapping) agentRequest() (agent.Request, []string, error) {
 		Grants:           grants,
 		ResumeID:         resume,
 		CostCapUSD:       capUSD.Float(),
-	}, added, nil
+	}
+	for _, name := range t.identify(&req) {
+		added = append(added, "variable "+name)
+	}
+	return req, added, nil
 }
 
 // agentProfile maps a profile. Its fallbacks are the queue's to run, each as another

@@ -127,6 +127,30 @@ func TestMapping(t *testing.T) {
 			t.Errorf("got %v", req.HostMCP.Env)
 		}
 	})
+	t.Run("a claimed turn is told its fence, over what the request says", func(t *testing.T) {
+		r, c := full()
+		r.Grants.Mounts = nil
+		r.Env = map[string]string{"TURNPIKE_FENCE": "9"}
+		r.Profile.Env, r.VCSEnv, r.ContainerEnv, r.VCSContainerEnv = r.Env, r.Env, r.Env, r.Env
+		got, added, err := mapping{
+			request: r, profile: r.Profile, ceiling: c, environ: []string{"SRC=value"}, lease: job.Lease{Job: "j", Attempt: 2, Number: 7},
+		}.agentRequest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]string{"TURNPIKE_JOB": "j", "TURNPIKE_ATTEMPT": "2", "TURNPIKE_FENCE": "7"}
+		if diff := cmp.Diff(want, got.Env); diff != "" || r.Env["TURNPIKE_FENCE"] != "9" {
+			t.Errorf("variables (-want +got):\n%s\nthe request's own: %v", diff, r.Env)
+		}
+		if n := len(got.Profile.Env) + len(got.VCSEnv) + len(got.ContainerEnv) + len(got.VCSContainerEnv); n != 0 {
+			t.Errorf("%d other places set it", n)
+		}
+		for name := range want {
+			if !slices.Contains(got.Grants.Env, name) || !slices.Contains(added, "variable "+name) {
+				t.Errorf("%s: granted %v, on record %v", name, got.Grants.Env, added)
+			}
+		}
+	})
 	t.Run("models of the agent's own fallbacks are told", func(t *testing.T) {
 		if f := req.Profile.Fallback; f.Model != "m2" || f.Fallback != nil {
 			t.Errorf("got %+v", f)

@@ -16,7 +16,7 @@ import (
 )
 
 // Launch is one turn, ready to be run. The turn's environment is Environ as far as
-// its grants choose from it; a fencing number would be added there.
+// its grants choose from it.
 type Launch struct {
 	Request  agent.Request
 	Observer agent.Observer
@@ -214,7 +214,7 @@ func (a *attempt) broken(ctx context.Context, err error) *agent.Result {
 func (a *attempt) launch(ws vcs.Workspace) (Launch, error) {
 	req, added, err := mapping{
 		request: a.request, profile: a.profile, name: a.name, resume: a.resume,
-		workspace: ws, session: a.mark.Session, ceiling: a.Ceiling, environ: a.Environ, budget: a.budget,
+		workspace: ws, session: a.mark.Session, ceiling: a.Ceiling, environ: a.Environ, budget: a.budget, lease: a.mark.Lease,
 	}.agentRequest()
 	if err != nil {
 		return Launch{}, err
