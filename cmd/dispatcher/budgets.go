@@ -169,9 +169,9 @@ func orphansCommand() *cobra.Command {
 				return err
 			}
 			return cli.Print(cmd, out.Orphans, func() cli.Table {
-				t := cli.Table{Header: []string{"JOB", "ATTEMPT", "KIND", "STATE", "WORKER", "NOTE"}}
+				t := cli.Table{Header: []string{"JOB", "ATTEMPT", "KIND", "STATE", "HOST", "WORKER", "NOTE"}}
 				for _, o := range out.Orphans {
-					t.Rows = append(t.Rows, []string{string(o.Job), strconv.Itoa(o.Attempt), o.Kind, string(o.State), o.Worker, cli.Dash(o.Note)})
+					t.Rows = append(t.Rows, []string{string(o.Job), strconv.Itoa(o.Attempt), o.Kind, string(o.State), cli.Dash(o.Host), o.Worker, cli.Dash(o.Note)})
 				}
 				return t
 			}, func() []string {

@@ -233,6 +233,18 @@ func TestDoctor(t *testing.T) {
 				p.t.Fatal(err)
 			}
 		}},
+		{"orphans", look, "1 orphans are unreachable: host h1 was not seen since", func(p *patient) {
+			p.run()
+			p.sql(`UPDATE turnpike.queue SET lease_until = now() - interval '5 minutes'`)
+			if _, err := p.db.Reap(p.t.Context(), p.epoch, 1); err != nil {
+				p.t.Fatal(err)
+			}
+			p.sql(`UPDATE turnpike.orphans SET host = 'h1', created_at = now() - interval '2 days'`)
+			p.sql(`DELETE FROM turnpike.workers`)
+			if n, err := p.db.Abandon(p.t.Context(), p.epoch, 24*time.Hour, 1); err != nil || n != 1 {
+				p.t.Fatal(n, err)
+			}
+		}},
 		{"retention", look, "1 orphans keep weeks of history", func(p *patient) {
 			p.sql(`INSERT INTO turnpike.orphans (job_id, attempt, kind, worker, state)
 				VALUES (turnpike.uuid7(-200 * 86400 * 1000000::bigint), 1, 'process', 'w0', 'live')`)

@@ -81,6 +81,7 @@ func serveFlags(cmd *cobra.Command) {
 	f.Duration("poll", 250*time.Millisecond, "how often to look for jobs when no wake-up comes")
 	f.Duration("ack-wait", queue.DefaultAckWait, "how long a message may be in a worker's hand unanswered")
 	f.Duration("unready-for", 24*time.Hour, "how long a job may find only workers that cannot make it ready before it fails")
+	f.Duration("unreachable-after", 24*time.Hour, "how long a host must not be seen until what its worker left is unreachable; 0 is never")
 	f.Duration("keep-history", 90*24*time.Hour, "how long finished jobs are kept; 0 is for ever")
 	f.Duration("keep-transcripts", 7*24*time.Hour, "how long streamed transcripts are kept")
 	f.Int64("keep-transcripts-mib", 1<<10, "how much streamed transcripts may take, in MiB")
@@ -105,6 +106,7 @@ type settings struct {
 	poll        time.Duration
 	ackWait     time.Duration
 	history     time.Duration
+	unreachable time.Duration
 	transcripts kept
 	// conversations are those that can be continued.
 	conversations kept
@@ -156,7 +158,7 @@ func reachOf(s *cli.Settings) (cfg settings, err error) {
 func commonSettings(s *cli.Settings) settings {
 	cfg := settings{
 		listen: s.String("listen"), lease: s.Duration("lease"), unready: s.Duration("unready-for"), poll: s.Duration("poll"),
-		ackWait: s.Duration("ack-wait"), history: s.Duration("keep-history"), replicas: 1,
+		ackWait: s.Duration("ack-wait"), history: s.Duration("keep-history"), unreachable: s.Duration("unreachable-after"), replicas: 1,
 	}
 	of := func(what string) kept {
 		return kept{s.Duration("keep-" + what), s.Int64("keep-"+what+"-mib") << 20}
@@ -230,7 +232,8 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 		Reports:   nc,
 		Wakes:     nc,
 		Sweep: func(ctx context.Context, epoch int64) error {
-			swept, err := db.Sweep(ctx, epoch, retention(cfg.history))
+			swept, err := db.Sweep(ctx, epoch, retention(cfg.history, cfg.unreachable))
+			metrics.Abandoned(swept.Unreachable)
 			if swept != (store.Swept{}) {
 				log.Info("swept", "what", swept)
 			}
@@ -273,10 +276,11 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 	return err
 }
 
-// retention is how long the small records are kept beside the history.
-func retention(history time.Duration) store.Retention {
-	const month = 30 * 24 * time.Hour
-	return store.Retention{History: history, Idempotency: 7 * 24 * time.Hour, Orphans: month, Workers: 24 * time.Hour, Audit: 12 * month}
+// retention is how long the small records are kept beside the history. Workers are for
+// at least as long as the sight of one matters.
+func retention(history, unreachable time.Duration) store.Retention {
+	const day, month = 24 * time.Hour, 30 * 24 * time.Hour
+	return store.Retention{History: history, Idempotency: 7 * day, Orphans: month, Unreachable: unreachable, Workers: max(day, unreachable), Audit: 12 * month}
 }
 
 // partsOf is what is wrong with the loops, if anything.

@@ -21,6 +21,7 @@ type Metrics struct {
 	spent     *prometheus.GaugeVec
 	limit     *prometheus.GaugeVec
 	crossings *prometheus.CounterVec
+	abandoned prometheus.Counter
 }
 
 // NewMetrics registers the loops' metrics.
@@ -41,8 +42,9 @@ func NewMetrics(to prometheus.Registerer) *Metrics {
 		limit: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "turnpike_budget_limit_usd", Help: "What a budget allows in its window."}, []string{"scope", "name", "per"}),
 		crossings: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "turnpike_budget_crossings_total", Help: "Budgets that came to a state, by that state."},
 			[]string{"scope", "name", "per", "state"}),
+		abandoned: prometheus.NewCounter(prometheus.CounterOpts{Name: "turnpike_orphans_unreachable_total", Help: "Orphans given up because their host was not seen for long."}),
 	}
-	to.MustRegister(m.accepted, m.published, m.repeated, m.lapsed, m.reports, m.window, m.leads, m.oldest, m.spent, m.limit, m.crossings)
+	to.MustRegister(m.accepted, m.published, m.repeated, m.lapsed, m.reports, m.window, m.leads, m.oldest, m.spent, m.limit, m.crossings, m.abandoned)
 	return m
 }
 
@@ -93,6 +95,13 @@ func (m *Metrics) leader(yes bool) {
 		m.spent.Reset()
 		m.limit.Reset()
 		m.oldest.Set(0)
+	}
+}
+
+// Abandoned counts orphans that a sweep gave up.
+func (m *Metrics) Abandoned(n int) {
+	if m != nil {
+		m.abandoned.Add(float64(n))
 	}
 }
 

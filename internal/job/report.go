@@ -116,6 +116,7 @@ type Orphan struct {
 	Kind       string          `json:"kind"` // agent.Kind...
 	Identity   json.RawMessage `json:"identity,omitempty"`
 	Worker     string          `json:"worker"`
+	Host       string          `json:"host,omitempty"` // of the worker
 	State      OrphanState     `json:"state"`
 	StoppedBy  string          `json:"stopped_by,omitempty"`
 	Note       string          `json:"note,omitempty"`

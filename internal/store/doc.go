@@ -23,6 +23,9 @@
 //	scheduled, queued, dispatched -> failed         Promote: past its deadline, or unready for too long
 //	scheduled, queued (unchecked) -> failed         Checked: the request is refused
 //
+// An orphan's record is apart from its job: creating, live, reaping or unreachable, until
+// it is gone. Abandon makes unreachable what is on a host that nobody sees any more.
+//
 // Final states are final: the row that could change is gone. The final state is on
 // the job's last attempt, or in "finished" when no attempt ran at the end.
 //

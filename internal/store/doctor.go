@@ -105,11 +105,15 @@ var complaints = []struct{ check, sql string }{
 		FROM turnpike.workers WHERE seen_at > now() - interval '30 seconds' AND inert <> '{}' ORDER BY id`},
 	{"orphans", `
 		SELECT format('job %s attempt %s left a %s that is %s, of worker %s', job_id, attempt, kind, state, worker)
-		FROM turnpike.orphans WHERE state <> 'gone' ORDER BY job_id, attempt, kind LIMIT 20`},
+		FROM (SELECT * FROM turnpike.orphans WHERE state <> 'gone' AND abandoned_at IS NULL ORDER BY job_id, attempt, kind LIMIT 20) o
+		UNION ALL
+		SELECT format('%s orphans are unreachable: host %s was not seen since', count(*), coalesce(nullif(host, ''), 'unknown'))
+		FROM turnpike.orphans WHERE abandoned_at IS NOT NULL AND state <> 'gone'
+		GROUP BY host ORDER BY 1 LIMIT 40`},
 	{"retention", `
 		SELECT format('%s orphans keep weeks of history that are older than %s', count(*), @keep::interval)
 		FROM turnpike.orphans
-		WHERE @keep::interval > interval '0' AND state <> 'gone' AND job_id < turnpike.uuid7_floor(date_trunc('week', now() - @keep::interval))
+		WHERE @keep::interval > interval '0' AND state <> 'gone' AND abandoned_at IS NULL AND job_id < turnpike.uuid7_floor(date_trunc('week', now() - @keep::interval))
 		HAVING count(*) > 0
 		UNION ALL
 		SELECT format('%s unfinished jobs keep weeks of history that are older than %s', count(*), @keep::interval)

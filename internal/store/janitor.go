@@ -12,6 +12,7 @@ type Retention struct {
 	History     time.Duration // finished jobs with everything about them, by whole weeks
 	Idempotency time.Duration // keys
 	Orphans     time.Duration // records of what is gone
+	Unreachable time.Duration // after which a host that is not seen is given up; see Abandon
 	Workers     time.Duration // that were not seen
 	Audit       time.Duration
 }
@@ -23,6 +24,7 @@ type Swept struct {
 	Orphans     int64
 	Workers     int64
 	Audit       int64
+	Unreachable int // orphans that were given up
 }
 
 const (
@@ -32,14 +34,16 @@ const (
 
 	sweepIdempotency = `DELETE FROM turnpike.idempotency WHERE created_at < now() - @keep::interval`
 	sweepOrphans     = `DELETE FROM turnpike.orphans WHERE state = 'gone' AND gone_at < now() - @keep::interval`
+	// With the history they are about.
+	sweepAbandoned = `DELETE FROM turnpike.orphans WHERE abandoned_at < now() - @keep::interval`
 	// One that still holds a lease is waited for.
 	sweepWorkers = `DELETE FROM turnpike.workers w WHERE seen_at < now() - @keep::interval
 		AND NOT EXISTS (SELECT FROM turnpike.queue q WHERE q.dispatched_at IS NOT NULL AND q.worker = w.id)`
 	sweepAudit = `DELETE FROM turnpike.audit WHERE at < now() - @keep::interval`
 )
 
-// Sweep makes room: it creates the partitions of the coming weeks, then removes what
-// is older than it is to be kept. It stops at the first error, with what it did until
+// Sweep makes room: it creates the partitions of the coming weeks, gives up what is on
+// hosts that are gone, then removes what is older than it is to be kept. It stops at the first error, with what it did until
 // then, and may be called again. It returns job.ErrNotLeader.
 func (db *DB) Sweep(ctx context.Context, epoch int64, keep Retention) (swept Swept, err error) {
 	tables, err := together(ctx, db, "sweep", pgx.RowTo[string], holding(epoch), stmt{historyTables, nil})
@@ -49,6 +53,11 @@ func (db *DB) Sweep(ctx context.Context, epoch int64, keep Retention) (swept Swe
 	// A table a transaction: locks on several at once deadlock with who reads them.
 	for _, t := range tables {
 		if _, err := one(ctx, db, "extend "+t, stmt{extendHistory, args{"table": t}}, pgx.RowTo[int]); err != nil {
+			return swept, err
+		}
+	}
+	if keep.Unreachable > 0 {
+		if swept.Unreachable, err = db.Abandon(ctx, epoch, keep.Unreachable, 1000); err != nil {
 			return swept, err
 		}
 	}
@@ -68,6 +77,7 @@ func (db *DB) Sweep(ctx context.Context, epoch int64, keep Retention) (swept Swe
 	}{
 		{keep.Idempotency, sweepIdempotency, &swept.Idempotency},
 		{keep.Orphans, sweepOrphans, &swept.Orphans},
+		{keep.History, sweepAbandoned, &swept.Orphans},
 		{keep.Workers, sweepWorkers, &swept.Workers},
 		{keep.Audit, sweepAudit, &swept.Audit},
 	} {
@@ -76,7 +86,7 @@ func (db *DB) Sweep(ctx context.Context, epoch int64, keep Retention) (swept Swe
 		}
 		err := db.within(ctx, "sweep", func(ctx context.Context, tx pgx.Tx) error {
 			tag, err := tx.Exec(ctx, s.sql, args{"keep": s.keep})
-			*s.n = tag.RowsAffected()
+			*s.n += tag.RowsAffected()
 			return err
 		})
 		if err != nil {

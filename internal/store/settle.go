@@ -90,8 +90,8 @@ const closing = `
 		FROM c WHERE c.outcome ->> 'status' IS NOT NULL
 	),
 	leftover AS (
-		INSERT INTO turnpike.orphans (job_id, attempt, kind, identity, worker, state_dir, state, note, transcript, turns)
-		SELECT c.job_id, c.attempt, o.kind, o.identity, c.holder, coalesce(w.state_dir, ''), o.state, o.note, o.transcript, o.turns
+		INSERT INTO turnpike.orphans (job_id, attempt, kind, identity, worker, state_dir, host, state, note, transcript, turns)
+		SELECT c.job_id, c.attempt, o.kind, o.identity, c.holder, coalesce(w.state_dir, ''), coalesce(w.host, ''), o.state, o.note, o.transcript, o.turns
 		FROM c
 		CROSS JOIN LATERAL json_to_recordset(c."left") AS o(kind text, identity jsonb, state text, note text, transcript text, turns bigint)
 		LEFT JOIN turnpike.workers w ON w.id = c.holder

@@ -3,6 +3,7 @@ package store_test
 import (
 	"encoding/json"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -102,4 +103,92 @@ func TestOrphans(t *testing.T) {
 	if n := ask[int](d, `SELECT count(*) FROM turnpike.v_orphans WHERE state = 'creating' AND kind = 'process'`); n != 1 {
 		t.Errorf("%d records of what runs now", n)
 	}
+}
+
+func TestAbandon(t *testing.T) {
+	t.Parallel()
+	const day = 24 * time.Hour
+	d := open(t)
+	register := func(id, host, dir string) {
+		t.Helper()
+		if err := d.Register(t.Context(), job.WorkerInfo{ID: id, Host: host, StateDir: dir, Lanes: []job.LaneSlots{{Lane: lane}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	register(worker, "h1", "dir-1")
+	c := d.running()
+	d.lapse(c.Job)
+	d.reap() // leaves an orphan
+	at := func(back time.Duration) {
+		t.Helper()
+		d.sql(`UPDATE turnpike.orphans SET created_at = now() - $1::interval`, back)
+		d.sql(`UPDATE turnpike.workers SET seen_at = now() - $1::interval WHERE id = $2`, back, worker)
+	}
+	abandoned := func(after time.Duration) int {
+		t.Helper()
+		n, err := d.Abandon(t.Context(), d.epoch, after, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if n := abandoned(day); n != 0 {
+		t.Errorf("%d were given up at once", n)
+	}
+	at(25 * time.Hour)
+	for what, seen := range map[string][3]string{
+		"another worker of its host":            {"h1:2:2", "h1", "dir-2"},
+		"a worker with its state directory":     {"h2:1:1", "h2", "dir-1"},
+		"its worker, after it was not for long": {worker, "h1", "dir-1"},
+	} {
+		register(seen[0], seen[1], seen[2])
+		if n := abandoned(day); n != 0 {
+			t.Errorf("given up although %s was seen", what)
+		}
+		d.sql(`DELETE FROM turnpike.workers WHERE id <> $1`, worker)
+		at(25 * time.Hour)
+	}
+	register("h3:1:1", "h3", "dir-3") // somebody else's
+	d.sql(`DELETE FROM turnpike.workers WHERE id = $1`, worker)
+	if n := abandoned(26 * time.Hour); n != 0 {
+		t.Errorf("%d were given up too early", n)
+	}
+	if n := abandoned(day); n != 1 {
+		t.Errorf("%d were given up, want 1", n)
+	}
+	if n := abandoned(day); n != 0 {
+		t.Errorf("%d were given up again", n)
+	}
+	left, err := d.OrphansLeft(t.Context())
+	if err != nil || len(left) != 1 || left[0].State != job.OrphanUnreachable || left[0].Host != "h1" || left[0].Note != "its host was not seen for 24:00:00" {
+		t.Errorf("left %+v, %v", left, err)
+	}
+	if n := ask[int](d, `SELECT count(*) FROM turnpike.v_orphans WHERE abandoned_at IS NOT NULL AND host = 'h1'`); n != 1 {
+		t.Errorf("%d in the view", n)
+	}
+	want := "what attempt 1 left (process) is on host h1 of worker host:1:1, which was not seen for 24:00:00"
+	if got := ask[string](d, `SELECT note FROM turnpike.events WHERE job_id = $1 AND what = 'unreachable'`, string(c.Job)); got != want {
+		t.Errorf("event %q, want %q", got, want)
+	}
+
+	// It came back after all and cannot end it: that is somebody's business again.
+	o := job.Orphan{Job: c.Job, Attempt: 1, Kind: "process", Worker: worker, State: job.OrphanUnreachable, StoppedBy: "h1:9:9", Note: "permission denied"}
+	if err := d.RecordOrphan(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	if ask[bool](d, `SELECT abandoned_at IS NOT NULL FROM turnpike.orphans`) {
+		t.Error("given up although a worker looked")
+	}
+	if n := abandoned(day); n != 1 {
+		t.Errorf("%d were given up when it went away again", n)
+	}
+	o.State, o.Note = job.OrphanGone, "had ended with its worker"
+	if err := d.RecordOrphan(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	if left, err = d.OrphansLeft(t.Context()); err != nil || len(left) != 0 {
+		t.Errorf("left %+v, %v", left, err)
+	}
+	_, err = d.Abandon(t.Context(), d.epoch+1, day, 10)
+	wantIs(t, err, job.ErrNotLeader)
 }

@@ -1,0 +1,53 @@
+-- +goose Up
+
+-- What a machine that never came back left is unreachable: nobody will verify it, and it
+-- keeps no history. The release before neither sets nor reads the columns; what it
+-- records for such an orphan stays as it is.
+SET LOCAL lock_timeout = '10s';
+
+ALTER TABLE turnpike.orphans ADD COLUMN host text NOT NULL DEFAULT '', ADD COLUMN abandoned_at timestamptz,
+	ADD CONSTRAINT abandoned CHECK (abandoned_at IS NULL OR state IN ('unreachable', 'gone'));
+
+-- +goose StatementBegin
+-- Drops the partitions of one table that ended before "before" and returns how many.
+-- One that holds a job which is not finished, or something left over that a worker may
+-- yet verify, stays. One table per call and per transaction: dropping from several at
+-- once deadlocks with readers.
+CREATE OR REPLACE FUNCTION turnpike.drop_history(parent text, before timestamptz) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' SET timezone = 'UTC' AS $$
+DECLARE
+	child text;
+	week timestamptz;
+	lo uuid;
+	hi uuid;
+	dropped integer := 0;
+BEGIN
+	IF parent <> ALL (turnpike.history()) THEN
+		RAISE EXCEPTION 'no table of history: %', parent;
+	END IF;
+	FOR child IN
+		SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+		WHERE i.inhparent = format('turnpike.%I', parent)::regclass AND c.relname ~ '_[0-9]{8}$'
+		ORDER BY c.relname
+	LOOP
+		week := to_timestamp(right(child, 8), 'YYYYMMDD');
+		CONTINUE WHEN week + interval '7 days' > before;
+		lo := turnpike.uuid7_floor(week);
+		hi := turnpike.uuid7_floor(week + interval '7 days');
+		CONTINUE WHEN EXISTS (SELECT FROM turnpike.queue WHERE job_id >= lo AND job_id < hi)
+			OR EXISTS (SELECT FROM turnpike.orphans WHERE job_id >= lo AND job_id < hi AND state <> 'gone' AND abandoned_at IS NULL);
+		EXECUTE format('ALTER TABLE turnpike.%I DETACH PARTITION turnpike.%I', parent, child);
+		EXECUTE format('DROP TABLE turnpike.%I', child);
+		dropped := dropped + 1;
+	END LOOP;
+	RETURN dropped;
+END $$;
+-- +goose StatementEnd
+
+CREATE OR REPLACE VIEW turnpike.v_orphans AS
+SELECT job_id, attempt, kind, identity, worker, state, stopped_by, note, transcript, turns, created_at, gone_at, host, abandoned_at
+FROM turnpike.orphans
+UNION ALL
+SELECT q.job_id, q.attempt, coalesce(q.orphan #>> '{identity,kind}', q.orphan ->> 'kind'), (q.orphan -> 'identity')::jsonb, q.worker, q.orphan ->> 'state',
+	NULL, NULL, NULL, q.turns, q.claimed_at, NULL, coalesce(w.host, ''), NULL
+FROM turnpike.queue q LEFT JOIN turnpike.workers w ON w.id = q.worker WHERE q.state = 'running';
