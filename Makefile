@@ -67,8 +67,8 @@ vuln: ## Look for known vulnerabilities in what the programs call
 	@.cache/bin/govulncheck ./...
 
 .PHONY: bench
-bench: ## Run the benchmarks
-	@go test -run '^$$' -bench . -benchmem ./...
+bench: ## Measure the queue beside its peers and print the table; ROUNDS and ARGS choose (see docs/performance.md)
+	@scripts/bench.sh $(if $(ROUNDS),-rounds $(ROUNDS)) $(ARGS)
 
 .PHONY: bench-start
 bench-start: ## Measure what starting a confined turn costs, beside bubblewrap and a container; ARGS adds flags

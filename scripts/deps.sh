@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a machine lacks, and nothing else. Debian's packages come through apt, the agent CLIs through npm.
 #
-#   deps.sh GROUP...     groups: postgres engine images compose race sandbox agents, or all
+#   deps.sh GROUP...     groups: postgres engine images compose race sandbox agents redis, or all
 #
 # On a terminal it shows the list and asks first; with CI=true, YES=1 or no terminal it goes ahead. On a machine
 # without apt it says what to install and fails.
@@ -25,6 +25,7 @@ group() {
 	compose) docker compose version >/dev/null 2>&1 || need docker-compose docker-compose ;;
 	race) need gcc gcc libc6-dev ;; # the race detector links with cgo
 	sandbox) need bwrap bubblewrap; need socat socat ;; # what Claude Code's own sandbox is made of
+	redis) need redis-server redis-server ;; # for `make bench` alone
 	agents) agents=1 ;;
 	all) for g in postgres engine compose race sandbox agents; do group "$g"; done ;;
 	*) say "unknown group $1"; exit 2 ;;

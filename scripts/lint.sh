@@ -27,10 +27,13 @@ formatted() {
 check formatted
 check go vet "$@"
 check go vet -C tools ./...
+check go vet -C bench ./...
 # Other systems refuse what they cannot enforce; for that they must build.
 elsewhere() { GOOS=$1 GOARCH=$2 CGO_ENABLED=0 go build -o /dev/null ./cmd/dispatcher && GOOS=$1 GOARCH=$2 CGO_ENABLED=0 go build -o /dev/null ./cmd/worker; }
 check elsewhere linux arm64
 check elsewhere darwin arm64
 check go test ./internal/archtest
 check "$linter" run "$@"
+measures() { (cd bench && "$linter" run ./...); }
+check measures
 [ -z "$failed" ]

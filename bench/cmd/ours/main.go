@@ -1,0 +1,161 @@
+// Command ours measures Turnpike: the code that the programs run, with one dispatcher,
+// one worker and NATS in this process, and turns that end at once.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime/pprof"
+	"time"
+
+	"turnpike/bench/figure"
+	"turnpike/internal/dispatcher"
+)
+
+var (
+	options = figure.Define("turnpike", "")
+	profile = flag.String("cpuprofile", "", "write the CPU profile of the drain here")
+	verbose = flag.Bool("v", false, "log what the loops say")
+)
+
+func main() { figure.Main(func() error { return run(context.Background()) }) }
+
+type bench struct {
+	*system
+	sheet *figure.Sheet
+}
+
+func run(ctx context.Context) (err error) {
+	log := slog.New(slog.DiscardHandler)
+	if *verbose {
+		log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	dir, err := os.MkdirTemp(options.Dir, "ours-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	s, err := open(ctx, options.Address, dir, log)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	b := &bench{system: s, sheet: options.Sheet()}
+	for _, f := range []struct {
+		name string
+		run  func(context.Context, string) error
+	}{
+		{figure.One, func(ctx context.Context, name string) error { return b.single(ctx, name, options.N/10, 1) }},
+		{figure.Sixteen, func(ctx context.Context, name string) error { return b.single(ctx, name, options.N, 16) }},
+		{figure.Batches, b.batches},
+		{figure.Drain, b.drain},
+		{figure.Start, b.steady},
+	} {
+		if !options.On(f.name) {
+			continue
+		}
+		if err := b.reset(ctx); err != nil {
+			return err
+		}
+		if err := f.run(ctx, f.name); err != nil {
+			return fmt.Errorf("%s: %w", f.name, err)
+		}
+	}
+	return nil
+}
+
+func (b *bench) single(ctx context.Context, name string, n, clients int) error {
+	since := b.sheet.Meter.Read()
+	if err := figure.Each(n, clients, func(int) error { return b.enqueue(ctx) }); err != nil {
+		return err
+	}
+	return b.sheet.Rate(name, n, "jobs/s", since, "")
+}
+
+// batches enqueues as many at a time as a call may bring.
+func (b *bench) batches(ctx context.Context, name string) error {
+	since := b.sheet.Meter.Read()
+	if err := b.fill(ctx, options.N, ""); err != nil {
+		return err
+	}
+	return b.sheet.Rate(name, options.N, "jobs/s", since, fmt.Sprintf("%d at a time", dispatcher.MaxBatch))
+}
+
+// drain runs all jobs there are to their ends.
+func (b *bench) drain(ctx context.Context, name string) (err error) {
+	if err := b.fill(ctx, options.N, ""); err != nil {
+		return err
+	}
+	if *profile != "" {
+		f, err := os.Create(*profile)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if err := pprof.StartCPUProfile(f); err != nil {
+			return err
+		}
+		defer pprof.StopCPUProfile()
+	}
+	since := b.sheet.Meter.Read()
+	stop, err := b.serve(ctx, options.Slots, noop(nil))
+	if err != nil {
+		return err
+	}
+	if err := b.until(ctx, "SELECT NOT EXISTS (SELECT FROM turnpike.queue)", 5*time.Minute); err != nil {
+		return errors.Join(err, stop())
+	}
+	if err := b.sheet.Rate(name, options.N, "jobs/s", since, ""); err != nil {
+		return errors.Join(err, stop())
+	}
+	if err := stop(); err != nil {
+		return err
+	}
+	return b.exactlyOnce(ctx, options.N)
+}
+
+// until waits until a question is answered with yes.
+func (b *bench) until(ctx context.Context, question string, limit time.Duration) error {
+	for end := time.Now().Add(limit); ; time.Sleep(10 * time.Millisecond) {
+		var yes bool
+		if err := b.admin.QueryRow(ctx, question).Scan(&yes); err != nil || yes {
+			return err
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("not so within %s: %s", limit, question)
+		}
+	}
+}
+
+// exactlyOnce refuses a figure that was not honestly come by.
+func (b *bench) exactlyOnce(ctx context.Context, n int) error {
+	var attempts, jobs int
+	err := b.admin.QueryRow(ctx, "SELECT count(*), count(DISTINCT job_id) FROM turnpike.attempts WHERE next = 'succeeded'").Scan(&attempts, &jobs)
+	if err == nil && (attempts != n || jobs != n) {
+		err = fmt.Errorf("%d attempts of %d jobs succeeded, want %d", attempts, jobs, n)
+	}
+	return err
+}
+
+// steady measures from before the enqueue call to the first line of the turn.
+func (b *bench) steady(ctx context.Context, name string) error {
+	started := &figure.Latencies{}
+	stop, err := b.serve(ctx, options.Slots, noop(started))
+	if err != nil {
+		return err
+	}
+	time.Sleep(2 * time.Second) // it takes the lead and sets up the streams
+	since := b.sheet.Meter.Read()
+	calls, err := figure.Steady(options.Rate, options.Duration, started, func() error { return b.enqueue(ctx) })
+	if err == nil {
+		err = b.sheet.Latency(name, started, since)
+	}
+	if err == nil {
+		err = b.sheet.Latency(figure.Call, calls, since)
+	}
+	return errors.Join(err, stop())
+}
