@@ -76,10 +76,14 @@ func TestCrash(t *testing.T) {
 				ended = append(ended, id)
 				return true, nil
 			}
-			r.pool.Turns.Sessions = sessions{root: state.Sessions(), past: worker.Past{
+			past := worker.Past{
 				StartedAt: time.Now().Add(-time.Minute), Progress: agent.Progress{CostUSD: 0.5, CostKnown: true, Conversation: "conv"},
 				Interrupted: agent.Interrupted{Transcript: "t.jsonl", Turns: 4},
-			}}
+			}
+			if point == worker.AfterMark {
+				past = worker.Past{} // its session directory is empty
+			}
+			r.pool.Turns.Sessions = sessions{root: state.Sessions(), past: past}
 			stop := r.serve(t)
 			reports := map[worker.Point]struct {
 				ending job.Ending

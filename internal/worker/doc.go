@@ -16,15 +16,18 @@
 //	claim     one call for all messages of a fetch, each with a token of ours; repeated
 //	          with the same tokens while there is no answer
 //	check     decode strictly, pick the profile, hold it to the ceiling
-//	mark      a fsynced file in marks/: from here on a successor finds the attempt
+//	mark      a file in marks/, fsynced before anything is started: from here on a
+//	          successor finds the attempt
 //	prepare   session directory, workspace, agent.Request
 //	start     the agent is executed only after Postgres knows that it is about to be:
 //	          what Postgres takes for unstarted really is
 //	run       the keeper beats for all turns at once; Live identities go to the mark
 //	          first and with the next beat to Postgres
 //	end       what is left running is ended, the workspace is released
-//	spool     the report is fsynced in spool/, then the mark goes
-//	settle    one idempotent statement by token; then the spooled file goes
+//	spool     the report is fsynced in journal/, with those that end at the same time;
+//	          then the mark goes
+//	settle    one idempotent statement by token; what is not settled at once gets a file
+//	          in spool/, which goes when it is
 //
 // The lease is kept until the report is settled, not only until the turn ends: an
 // attempt that is over must not be taken for lost.

@@ -6,7 +6,7 @@ type Point string
 // The points, in order.
 const (
 	AfterClaim  Point = "after-claim"  // the lease is ours, nothing is written here
-	AfterMark   Point = "after-mark"   // the mark is durable, nothing was started
+	AfterMark   Point = "after-mark"   // the mark is here, nothing was started
 	AfterStart  Point = "after-start"  // the agent runs
 	AfterTurn   Point = "after-turn"   // it ended, nothing is reported
 	BeforeSpool Point = "before-spool" // the report exists in memory

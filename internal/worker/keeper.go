@@ -97,9 +97,9 @@ type Keeper struct {
 	CallTimeout time.Duration
 	Log         *slog.Logger
 
-	once    sync.Once
-	nudge   chan struct{} // holds one: beat now, or look again
-	steered chan struct{} // holds one: a turn was steered, look again
+	once  sync.Once
+	nudge chan struct{} // holds one: somebody's beat is urgent
+	look  chan struct{} // holds one: a turn came or was steered, judge all anew
 
 	mu   sync.Mutex // guards held and every kept in it
 	held map[attemptKey]*kept
@@ -121,6 +121,7 @@ type kept struct {
 	stopped  bool
 	steering bool          // a freeze or a thaw is under way
 	begun    bool          // recorded is closed
+	urgent   bool          // its beat cannot wait for the others'
 	beat     job.Beat      // what the next beat carries
 	recorded chan struct{} // closed once a beat with StartedAt succeeded
 }
@@ -128,7 +129,7 @@ type kept struct {
 func (k *Keeper) init() {
 	k.once.Do(func() {
 		k.nudge = make(chan struct{}, 1)
-		k.steered = make(chan struct{}, 1)
+		k.look = make(chan struct{}, 1)
 		k.held = make(map[attemptKey]*kept)
 		k.Every = cmp.Or(k.Every, 10*time.Second)
 		k.CallTimeout = cmp.Or(k.CallTimeout, k.Every)
@@ -159,7 +160,8 @@ func (k *Keeper) hold(c job.Claimed, sent time.Time, stop context.CancelCauseFun
 	}
 	k.held[keyOf(c.Lease)] = h
 	k.mu.Unlock()
-	k.Nudge()
+	// Its claim was as good as a beat.
+	k.lookAgain()
 	return h
 }
 
@@ -192,27 +194,36 @@ func (k *Keeper) holds(id job.ID, attempt int) bool {
 	return k.held[attemptKey{id, attempt}] != nil
 }
 
-// Nudge has the keeper look at once.
-func (k *Keeper) Nudge() {
-	k.init()
+// beatSoon sends the beats that are urgent at once.
+func (k *Keeper) beatSoon() {
 	select {
 	case k.nudge <- struct{}{}:
 	default:
 	}
 }
 
-// Hint is Nudge for a job that may have been cancelled, if it runs here. No id is
-// any job.
+// lookAgain has every turn judged anew, without a beat.
+func (k *Keeper) lookAgain() {
+	select {
+	case k.look <- struct{}{}:
+	default:
+	}
+}
+
+// Hint says that a job may have been cancelled: if it runs here, Postgres is asked at
+// once. No id is any job.
 func (k *Keeper) Hint(id job.ID) {
 	k.init()
 	k.mu.Lock()
-	due := id == ""
+	due := false
 	for key, h := range k.held {
-		due = due || key.Job == id && !h.ended
+		if (id == "" || key.Job == id) && !h.ended {
+			h.urgent, due = true, true
+		}
 	}
 	k.mu.Unlock()
 	if due {
-		k.Nudge()
+		k.beatSoon()
 	}
 }
 
@@ -242,9 +253,9 @@ func (k *Keeper) Run(ctx context.Context) error {
 			<-answers
 		}
 	}()
-	beat := func() {
+	beat := func(all bool) {
 		again = false
-		beats := k.beats()
+		beats := k.beats(all)
 		if len(beats) == 0 || ctx.Err() != nil {
 			return
 		}
@@ -259,9 +270,11 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 	for {
 		now := time.Now()
-		if !inFlight && (again || !now.Before(next)) {
-			next = now.Add(k.interval())
-			beat()
+		if due := !now.Before(next); !inFlight && (again || due) {
+			if due {
+				next = now.Add(k.interval())
+			}
+			beat(due)
 		}
 		wake := next
 		if inFlight {
@@ -277,13 +290,14 @@ func (k *Keeper) Run(ctx context.Context) error {
 			return nil
 		case <-k.nudge:
 			again = true
-		case <-k.steered:
+		case <-k.look:
+			next = earlier(next, time.Now().Add(k.interval()))
 		case a := <-answers:
 			inFlight = false
 			if a.err != nil {
 				failures++
 				// Soon again, while the lease lasts; but not all workers at once.
-				next = time.Now().Add(min(k.interval(), time.Second<<min(failures, 4)/2))
+				next = earlier(next, time.Now().Add(min(k.interval(), time.Second<<min(failures, 4)/2)))
 				k.Log.Warn("leases were not renewed", "turns", len(a.asked), "failures", failures, "error", a.err)
 			} else {
 				failures = 0
@@ -293,6 +307,13 @@ func (k *Keeper) Run(ctx context.Context) error {
 		}
 		timer.Stop()
 	}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // interval is the time between beats, by the shortest lease held.
@@ -306,14 +327,17 @@ func (k *Keeper) interval() time.Duration {
 	return every
 }
 
-func (k *Keeper) beats() []job.Beat {
+// beats gathers what to send: everybody's, or what is urgent alone, so that a turn that
+// starts does not have all the others written, too.
+func (k *Keeper) beats(all bool) []job.Beat {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	beats := make([]job.Beat, 0, len(k.held))
 	for _, h := range k.held {
-		if !h.standing.Lost {
+		if !h.standing.Lost && (all || h.urgent) {
 			beats = append(beats, h.beat)
 		}
+		h.urgent = false
 	}
 	slices.SortFunc(beats, func(a, b job.Beat) int { return cmp.Compare(a.Job, b.Job) })
 	return beats
@@ -405,10 +429,7 @@ func (k *Keeper) enforce(now time.Time, steers *sync.WaitGroup) time.Time {
 			k.mu.Lock()
 			s.h.steering = false
 			k.mu.Unlock()
-			select {
-			case k.steered <- struct{}{}:
-			default:
-			}
+			k.lookAgain()
 		})
 	}
 	return next
@@ -469,9 +490,10 @@ var errDoubtful = errors.New("the lease could not be renewed in time to start")
 func (h *kept) starting(ctx context.Context) error {
 	h.keeper.mu.Lock()
 	h.beat.StartedAt = time.Now().UTC()
+	h.urgent = true
 	wait := time.Until(h.standing.FreezeAt())
 	h.keeper.mu.Unlock()
-	h.keeper.Nudge()
+	h.keeper.beatSoon()
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {
@@ -492,7 +514,7 @@ func (h *kept) started(c agent.Control) {
 	h.keeper.mu.Lock()
 	h.control = c
 	h.keeper.mu.Unlock()
-	h.keeper.Nudge()
+	h.keeper.lookAgain()
 }
 
 // progress is carried by the next beat.
@@ -507,11 +529,13 @@ func (h *kept) progress(p agent.Progress) {
 	}
 }
 
-// running is the identity of what runs, carried by beats until one succeeds.
+// running is the identity of what runs, carried by beats from now until one succeeds.
 func (h *kept) running(identity json.RawMessage) {
 	h.keeper.mu.Lock()
-	defer h.keeper.mu.Unlock()
 	h.beat.Running = identity
+	h.urgent = true
+	h.keeper.mu.Unlock()
+	h.keeper.beatSoon()
 }
 
 // end says that the turn is over, and whether it left something behind; its lease is

@@ -21,8 +21,9 @@ import (
 // markVersion is the version of mark.
 const markVersion = 1
 
-// mark is what a worker writes, durably, before it starts anything for an attempt:
-// its successor finds by it what may still run, and what to report.
+// mark is what a worker writes before it starts anything for an attempt: its successor
+// finds by it what may still run, and what to report. It is durable before anything is
+// started.
 type mark struct {
 	Version   int       `json:"version"`
 	Lease     job.Lease `json:"lease"`
@@ -54,12 +55,19 @@ var errMark = errors.New("not a mark of this version")
 // marks is the directory of marks.
 type marks struct{ dir string }
 
-func (m marks) write(mk *mark) error {
+// write makes a mark durable.
+func (m marks) write(mk *mark) error { return m.put(mk, writeDurably) }
+
+// note writes a mark for the case that this process ends. With the machine everything
+// that was started ends, too, so that one which lists nothing need not outlive it.
+func (m marks) note(mk *mark) error { return m.put(mk, writeWhole) }
+
+func (m marks) put(mk *mark, write func(dir, name string, content []byte) error) error {
 	b, err := json.Marshal(mk)
 	if err != nil {
 		return err
 	}
-	return writeDurably(m.dir, mk.key().file(), b)
+	return write(m.dir, mk.key().file(), b)
 }
 
 func (m marks) remove(k attemptKey) error {
@@ -106,23 +114,23 @@ type recorder struct {
 
 var _ agent.Recorder = (*recorder)(nil)
 
-// open makes the attempt known here. Until it returned nil nothing may be written
-// or started for it.
+// open makes the attempt known here. Until it returned nil nothing of it but its empty
+// session directory may be here; until change did, nothing may be started for it.
 func (r *recorder) open() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.writeLocked()
+	return unmarked(r.marks.note(r.mark))
 }
 
 func (r *recorder) change(f func(*mark)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	f(r.mark)
-	return r.writeLocked()
+	return unmarked(r.marks.write(r.mark))
 }
 
-func (r *recorder) writeLocked() error {
-	if err := r.marks.write(r.mark); err != nil {
+func unmarked(err error) error {
+	if err != nil {
 		return fmt.Errorf("mark attempt: %w: %w", err, agent.ErrUnready)
 	}
 	return nil
@@ -153,7 +161,6 @@ func (r *recorder) Live(_ context.Context, what agent.Identity) error {
 		return err
 	}
 	r.kept.running(identity)
-	r.kept.keeper.Nudge()
 	return nil
 }
 

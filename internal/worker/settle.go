@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -62,9 +63,10 @@ type Settler struct {
 	Hooks             Hooks
 	Log               *slog.Logger
 
-	once  sync.Once
-	wake  chan struct{}
-	spool spool
+	once    sync.Once
+	wake    chan struct{}
+	spool   spool
+	journal *journal
 
 	mu      sync.Mutex // guards waiting
 	waiting map[attemptKey]*unsettled
@@ -79,13 +81,24 @@ type unsettled struct {
 	tries     int
 	refused   int // times it was tried alone and Postgres would not take it
 	published bool
-	unspooled bool // the disk would not take it: this copy is the only one
+	where     whereabouts
+	volume    int // of the journal, when it is there
 }
+
+// whereabouts is where a report survives a crash.
+type whereabouts int
+
+const (
+	inSpool whereabouts = iota
+	inJournal
+	nowhere // the disk would not take it: the copy in memory is the only one
+)
 
 func (s *Settler) init() {
 	s.once.Do(func() {
 		s.wake = make(chan struct{}, 1)
 		s.spool = s.State.newSpool()
+		s.journal = s.State.newJournal()
 		s.waiting = make(map[attemptKey]*unsettled)
 		s.Most = cmp.Or(s.Most, 1000)
 		s.CallTimeout = cmp.Or(s.CallTimeout, 15*time.Second)
@@ -99,14 +112,20 @@ func (s *Settler) init() {
 func (s *Settler) Put(r job.Report) error {
 	s.init()
 	s.Hooks.at(BeforeSpool)
-	err := s.spool.put(r)
-	if errors.Is(err, errUnwritable) {
+	line, err := encodeReport(r)
+	if err != nil {
 		s.Log.Error("a report cannot be written; what its job needs of it is kept", "job", r.Lease.Job, "attempt", r.Lease.Attempt, "error", err)
 		r = least(r, "the full report could not be written; the session directory has what the agent said")
-		err = s.spool.put(r)
+		line, err = encodeReport(r)
+	}
+	u := &unsettled{key: keyOf(r.Lease), report: &r, where: nowhere}
+	if err == nil {
+		if u.volume, err = s.journal.put(line); err == nil {
+			u.where = inJournal
+		}
 	}
 	s.Hooks.at(AfterSpool)
-	s.add(&unsettled{key: keyOf(r.Lease), report: &r, unspooled: err != nil})
+	s.add(u)
 	return err
 }
 
@@ -114,8 +133,9 @@ func (s *Settler) Put(r job.Report) error {
 // aside and holds up nothing.
 func (s *Settler) Replay() error {
 	s.init()
+	errs := []error{s.journal.recover(s.spool.keepFromJournal)}
 	keys, strangers, err := s.spool.list()
-	errs := []error{err}
+	errs = append(errs, err)
 	for _, name := range strangers {
 		s.Log.Error("a file in the spool is no report; it is set aside", "file", name)
 		errs = append(errs, s.spool.reject(name))
@@ -181,19 +201,64 @@ func (s *Settler) Run(ctx context.Context) error {
 	}
 }
 
-// Flush settles until nothing is left or ctx ends. Run must not be running.
+// Flush settles until nothing is left or ctx ends; what is left then is in the spool.
+// Run must not be running.
 func (s *Settler) Flush(ctx context.Context) {
 	s.init()
 	for ctx.Err() == nil {
 		next := s.round(ctx)
 		if next.IsZero() {
-			return
+			break
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(time.Until(next)):
 		}
 	}
+	s.mu.Lock()
+	left := slices.Collect(maps.Values(s.waiting))
+	s.mu.Unlock()
+	for _, u := range left {
+		s.toSpool(u)
+	}
+	if err := s.journal.close(); err != nil {
+		s.Log.Error("the journal", "error", err)
+	}
+}
+
+// toSpool gives a report that is in the journal, or was nowhere, a file of its own.
+func (s *Settler) toSpool(u *unsettled) {
+	if u.where == inSpool {
+		return
+	}
+	if err := s.spool.put(*u.report); err != nil {
+		s.Log.Error("the spool", "error", err)
+		return
+	}
+	if u.where == inJournal {
+		s.journal.forget(u.volume)
+	}
+	u.where = inSpool
+}
+
+// remove forgets a report that is settled.
+func (s *Settler) remove(u *unsettled) error {
+	switch u.where {
+	case inJournal:
+		s.journal.forget(u.volume)
+	case inSpool:
+		return s.spool.remove(u.key)
+	case nowhere:
+	}
+	return nil
+}
+
+// reject sets a report aside for a person to look at.
+func (s *Settler) reject(u *unsettled) error {
+	if u.where == inSpool {
+		return s.spool.reject(u.key.file())
+	}
+	return errors.Join(s.spool.setAside(*u.report), s.remove(u))
 }
 
 // round settles what is due and says when something is next; zero is never.
@@ -256,7 +321,7 @@ func (s *Settler) settle(ctx context.Context, batch []*unsettled) {
 	if errors.Is(err, job.ErrInvalid) && len(sent) == 1 {
 		u := sent[0]
 		s.Log.Error("Postgres refuses a report for what it says; it is set aside", "job", u.key.Job, "attempt", u.key.Attempt, "file", u.key.file(), "error", err)
-		s.done(u, job.Settled{Job: u.key.Job, Attempt: u.key.Attempt, How: job.SettledNever}, s.spool.reject(u.key.file()))
+		s.done(u, job.Settled{Job: u.key.Job, Attempt: u.key.Attempt, How: job.SettledNever}, s.reject(u))
 		return
 	}
 	if err != nil && len(sent) == 1 && !away(err) && ctx.Err() == nil {
@@ -279,12 +344,12 @@ func (s *Settler) settle(ctx context.Context, batch []*unsettled) {
 			s.again(ctx, u, reports[i], err)
 		case what == setAside:
 			s.Log.Error("Postgres knows no such attempt; its report is set aside", "job", u.key.Job, "attempt", u.key.Attempt, "file", u.key.file())
-			s.done(u, a, s.spool.reject(u.key.file()))
+			s.done(u, a, s.reject(u))
 		default:
 			if a.How == job.SettledLate {
 				s.Log.Warn("the attempt had been closed; its result and cost were added", "job", u.key.Job, "attempt", u.key.Attempt, "state", a.State)
 			}
-			s.done(u, a, s.spool.remove(u.key))
+			s.done(u, a, s.remove(u))
 		}
 	}
 }
@@ -303,12 +368,7 @@ func (s *Settler) lessen(ctx context.Context, u *unsettled, whole job.Report, re
 	}
 	s.Log.Error("Postgres does not take a report; what its job needs of it is settled, and the whole is set aside",
 		"job", u.key.Job, "attempt", u.key.Attempt, "file", u.key.file(), "error", refused)
-	if u.unspooled {
-		err = s.spool.setAside(whole)
-	} else {
-		err = s.spool.reject(u.key.file())
-	}
-	s.done(u, answers[0], err)
+	s.done(u, answers[0], s.reject(u))
 	return true
 }
 
@@ -356,7 +416,7 @@ func (s *Settler) again(ctx context.Context, u *unsettled, r job.Report, err err
 			u.published = true
 		}
 	}
-	if !u.unspooled {
+	if s.toSpool(u); u.where == inSpool {
 		u.report = nil // an outage must not fill the memory
 	}
 	s.postpone(u)

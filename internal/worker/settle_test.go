@@ -165,8 +165,10 @@ func TestSettler(t *testing.T) {
 		}
 	})
 	inBubble("settles what the disk would not take", func(t *testing.T, b *bench) {
-		dir := filepath.Join(b.state.Path(), "spool")
-		must(t, os.RemoveAll(dir))
+		dirs := []string{filepath.Join(b.state.Path(), "journal"), filepath.Join(b.state.Path(), "spool")}
+		for _, dir := range dirs {
+			must(t, os.RemoveAll(dir))
+		}
 		b.store.set(func() { b.store.away = true })
 		if err := b.Put(reportOf(1)); err == nil {
 			t.Error("want to hear that it is not durable")
@@ -176,7 +178,25 @@ func TestSettler(t *testing.T) {
 		if rep := <-b.store.reported; rep.ResultText != "1" {
 			t.Errorf("got %+v", rep)
 		}
-		must(t, os.Mkdir(dir, 0o700))
+		for _, dir := range dirs {
+			must(t, os.Mkdir(dir, 0o700))
+		}
+	})
+	inBubble("takes a report that was not settled at once out of the journal", func(t *testing.T, b *bench) {
+		b.store.set(func() { b.store.away = true })
+		must(t, b.Put(reportOf(1)))
+		if files := b.rig.files(t, "spool"); len(files) != 0 {
+			t.Errorf("the spool holds %v before anything was tried", files)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if files := b.rig.files(t, "spool"); len(files) != 1 {
+			t.Errorf("the spool holds %v", files)
+		}
+		b.store.set(func() { b.store.away = false })
+		<-b.store.reported
+		synctest.Wait()
+		b.rig.isEmpty(t)
 	})
 	inBubble("settling again changes nothing", func(t *testing.T, b *bench) {
 		must(t, b.Put(reportOf(1)))

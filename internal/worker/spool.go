@@ -40,15 +40,24 @@ func parseKey(file string) (attemptKey, bool) {
 	return k, k.file() == file
 }
 
-// spool keeps each report, fsynced, until it is settled.
+// spool keeps each report that was not settled at once, fsynced, until it is.
 type spool struct{ dir, rejected string }
 
 func (s *StateDir) newSpool() spool { return spool{s.spool(), s.rejected()} }
 
-func (s spool) put(r job.Report) error {
+// encodeReport writes a report as one line. Its error wraps errUnwritable.
+func encodeReport(r job.Report) ([]byte, error) {
 	b, err := json.Marshal(r)
 	if err != nil {
-		return fmt.Errorf("spool report of %s: %w: %w", keyOf(r.Lease), errUnwritable, err)
+		return nil, fmt.Errorf("spool report of %s: %w: %w", keyOf(r.Lease), errUnwritable, err)
+	}
+	return b, nil
+}
+
+func (s spool) put(r job.Report) error {
+	b, err := encodeReport(r)
+	if err != nil {
+		return err
 	}
 	if err := writeDurably(s.dir, keyOf(r.Lease).file(), b); err != nil {
 		return fmt.Errorf("spool report of %s: %w", keyOf(r.Lease), err)

@@ -24,7 +24,8 @@ var ErrLocked = errors.New("state directory is in use by another worker")
 //	lock       held for as long as the worker lives
 //	id         the directory's own name, by which a successor is known
 //	marks/     one file per attempt that may have something running
-//	spool/     one report per attempt that is not settled
+//	journal/   the reports of the attempts that ended just now
+//	spool/     one report per attempt that was not settled at once
 //	rejected/  reports that Postgres knows no attempt of, and files that cannot be read
 //	sessions/  session directories
 //	work/      scratch directories and checkouts
@@ -42,7 +43,7 @@ func OpenStateDir(path string) (_ *StateDir, err error) {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
 	s := &StateDir{path: path}
-	for _, dir := range []string{path, s.marks(), s.spool(), s.rejected(), s.Sessions(), s.Work()} {
+	for _, dir := range []string{path, s.marks(), s.journal(), s.spool(), s.rejected(), s.Sessions(), s.Work()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fmt.Errorf("state directory: %w", err)
 		}
@@ -92,10 +93,11 @@ func (s *StateDir) Work() string { return filepath.Join(s.path, "work") }
 // Private lists the directories no turn may be granted: everything but the
 // workspaces.
 func (s *StateDir) Private() []string {
-	return []string{s.marks(), s.spool(), s.rejected(), s.Sessions()}
+	return []string{s.marks(), s.journal(), s.spool(), s.rejected(), s.Sessions()}
 }
 
 func (s *StateDir) marks() string    { return filepath.Join(s.path, "marks") }
+func (s *StateDir) journal() string  { return filepath.Join(s.path, "journal") }
 func (s *StateDir) spool() string    { return filepath.Join(s.path, "spool") }
 func (s *StateDir) rejected() string { return filepath.Join(s.path, "rejected") }
 
@@ -126,9 +128,19 @@ func (s *StateDir) identify() (string, error) {
 
 const unfinished = ".unfinished-"
 
-// writeDurably puts a file in place whole or not at all; once it returns the file
-// survives a crash of the machine.
-func writeDurably(dir, name string, content []byte) (err error) {
+// writeWhole puts a file in place whole or not at all, whenever this process ends.
+func writeWhole(dir, name string, content []byte) error { return write(dir, name, content, false) }
+
+// writeDurably is writeWhole; once it returns the file survives a crash of the machine,
+// too.
+func writeDurably(dir, name string, content []byte) error {
+	if err := write(dir, name, content, true); err != nil {
+		return err
+	}
+	return syncDir(dir)
+}
+
+func write(dir, name string, content []byte, durably bool) (err error) {
 	f, err := os.CreateTemp(dir, unfinished+"*")
 	if err != nil {
 		return err
@@ -142,16 +154,15 @@ func writeDurably(dir, name string, content []byte) (err error) {
 	if _, err := f.Write(content); err != nil {
 		return err
 	}
-	if err := f.Sync(); err != nil {
-		return err
+	if durably {
+		if err := f.Sync(); err != nil {
+			return err
+		}
 	}
 	if err := f.Close(); err != nil {
 		return err
 	}
-	if err := os.Rename(f.Name(), filepath.Join(dir, name)); err != nil {
-		return err
-	}
-	return syncDir(dir)
+	return os.Rename(f.Name(), filepath.Join(dir, name))
 }
 
 // syncDir makes the names in dir durable.

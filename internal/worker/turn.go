@@ -134,20 +134,16 @@ func (a *attempt) run(ctx context.Context) (res *agent.Result, err error) {
 		a.local = true
 		return nil, err
 	}
+	if a.mark.Session, err = a.Sessions.New(a.name); err != nil {
+		a.local = true
+		return nil, fmt.Errorf("%w: %w", err, agent.ErrUnready)
+	}
 	a.recorder = &recorder{marks: marks{a.State.marks()}, kept: a.kept, mark: a.mark}
 	if err := a.recorder.open(); err != nil {
 		a.local = true
 		return nil, err
 	}
 	a.Hooks.at(AfterMark)
-	if a.mark.Session, err = a.Sessions.New(a.name); err != nil {
-		a.local = true
-		return nil, fmt.Errorf("%w: %w", err, agent.ErrUnready)
-	}
-	if err := a.recorder.open(); err != nil {
-		a.local = true
-		return nil, err
-	}
 	if err := a.fetchConversation(ctx); err != nil {
 		return nil, err
 	}
