@@ -12,7 +12,7 @@ import (
 
 const lead = `
 	UPDATE turnpike.leader
-	SET holder = @holder, until = now() + @ttl::interval, lease = @lease::interval,
+	SET holder = @holder, until = now() + @ttl::interval, lease = @lease::interval, slow_start = @slow::interval,
 		epoch = CASE WHEN holder = @holder THEN epoch ELSE epoch + 1 END
 	WHERE one AND (holder = @holder OR until < now())
 	RETURNING epoch`
@@ -24,7 +24,7 @@ func (db *DB) Lead(ctx context.Context, holder string, ttl time.Duration) (epoch
 	if holder == "" {
 		return 0, fmt.Errorf("lead: no holder named")
 	}
-	got, err := many(ctx, db, "lead", stmt{lead, args{"holder": holder, "ttl": ttl, "lease": db.lease}}, pgx.RowTo[int64])
+	got, err := many(ctx, db, "lead", stmt{lead, args{"holder": holder, "ttl": ttl, "lease": db.lease, "slow": db.slow}}, pgx.RowTo[int64])
 	if err != nil {
 		return 0, err
 	}

@@ -24,8 +24,7 @@ const claim = `
 		WHERE q.state = 'dispatched' AND q.dispatch_no = d.dispatch AND q.lane = @lane
 			AND (q.deadline IS NULL OR q.deadline > now())
 			AND NOT EXISTS (
-				SELECT FROM turnpike.pauses p WHERE p.until > now()
-				AND p.name = CASE p.scope WHEN 'lane' THEN q.lane WHEN 'tenant' THEN q.tenant ELSE q.credential END)
+				SELECT FROM turnpike.pauses p WHERE p.until > now() AND ` + holds + `)
 			AND (q.budgets IS NULL OR NOT EXISTS (
 				SELECT FROM turnpike.standing(q.budgets) WHERE state = 'spent'))
 		ORDER BY q.job_id

@@ -146,7 +146,7 @@ const vacate = `
 	SELECT count(*) FROM p`
 
 // best is the profile that a queue row q is to run on, or to wait for.
-const best = `turnpike.place(q.chain, q.busy, q.resume IS NOT NULL, q.lane, q.agent)`
+const best = `turnpike.place(q.chain, q.busy, q.resume IS NOT NULL, q.lane, q.agent, q.profile)`
 
 // placed are the columns, of a queue row q and its best profile b, that moved reads.
 const placed = `q.profile, q.lane, q.credential, q.busy[q.profile + 1] AS busy_until,
@@ -168,7 +168,9 @@ const moved = `moved AS (
 				FROM turnpike.pauses p
 				WHERE p.until > now() AND ((p.scope = 'lane' AND p.name = m.lane) OR (p.scope = 'account' AND p.name = m.credential))
 				ORDER BY p.until DESC LIMIT 1),
-			CASE WHEN m.busy_until > now() THEN 'its provider is overloaded' END), ', which has capacity again'))
+			CASE WHEN m.busy_until > now() THEN 'its provider is overloaded' END,
+			(SELECT format('account %s is in slow start', s.credential) FROM turnpike.slow_starts() s WHERE s.credential = m.credential)),
+			', which has capacity again'))
 		FROM m
 	)`
 
@@ -194,14 +196,17 @@ func (db *DB) Promote(ctx context.Context, epoch int64, limit int) (n int, next 
 }
 
 // Each tenant's first ready jobs, by skipping along the ready index (the order by both
-// its columns leaves the planner no other); then those of the
-// tenants that have least of the lane's live jobs, so that no backlog keeps another
-// waiting. What is paused, behind a taken key or under a spent budget is parked outside the index. A key is
+// its columns leaves the planner no other); then those of the tenants that have least of
+// the lane's live jobs for their weight. Who has none comes before all who have one,
+// whatever the weights, and of several the oldest job: no backlog and no weight keeps
+// another waiting for ever. What is paused, behind a taken key or under a spent budget is parked outside the index. A key is
 // taken while a live row has it: that row is locked first, so that whoever closes it
 // sees what was parked behind it; who is closing it at this moment cannot be locked,
 // and the job stays for the next time. Of several with a free key the first goes.
 // What has fallbacks goes to the first profile with capacity before that, be it one it
-// was moved away from, and is selected there.
+// was moved away from, and is selected there. Of an account in slow start so many go as
+// it may have live; of the others the n-th is parked until as many may be live as there
+// would be with it, and those with fallbacks are looked at again with these live.
 const choose = `
 	WITH RECURSIVE tenants AS (
 		(SELECT tenant FROM turnpike.queue
@@ -221,9 +226,11 @@ const choose = `
 		GROUP BY tenant
 	),
 	heads AS (
-		SELECT h.job_id, h.ready, coalesce(live.n, 0) + row_number() OVER (PARTITION BY t.tenant ORDER BY h.ready, h.job_id) AS turn
+		SELECT h.job_id, h.ready, (coalesce(live.n, 0) + row_number() OVER (PARTITION BY t.tenant ORDER BY h.ready, h.job_id) - 1)::double precision
+			/ coalesce(w.weight, 1) AS turn
 		FROM tenants t
 		LEFT JOIN live ON live.tenant = t.tenant
+		LEFT JOIN turnpike.weights w ON w.tenant = t.tenant
 		CROSS JOIN LATERAL (
 			SELECT q.job_id, q.ready FROM turnpike.queue q
 			WHERE q.lane = @lane AND q.tenant = t.tenant AND q.ready IS NOT NULL
@@ -232,9 +239,9 @@ const choose = `
 		WHERE t.tenant IS NOT NULL
 	),
 	p AS MATERIALIZED (
-		SELECT q.job_id, q.rank, q.tenant, q.concurrency_key, h.turn, ` + placed + `,
+		SELECT q.job_id, q.rank, q.tenant, q.concurrency_key, q.chain IS NOT NULL AS chained, h.turn, ` + placed + `,
 			greatest(b.until, (SELECT max(p.until) FROM turnpike.pauses p WHERE p.until > now()
-				AND ((p.scope = 'tenant' AND p.name = q.tenant) OR (p.scope = 'account' AND p.name = q.credential AND q.chain IS NULL)))) AS paused_until,
+				AND (p.scope <> 'account' OR q.chain IS NULL) AND ` + holds + `)) AS paused_until,
 			coalesce(q.deadline <= now(), false) AS expired,
 			CASE WHEN EXISTS (SELECT FROM turnpike.budgets) THEN turnpike.budgets_of(q.job_id, q.profile) END AS budgets
 		FROM (SELECT job_id, turn FROM heads ORDER BY turn, ready, job_id LIMIT @window) h
@@ -258,6 +265,9 @@ const choose = `
 		WHERE l.job_id IN (SELECT job_id FROM taken) AND l.dispatched_at IS NOT NULL
 		FOR KEY SHARE SKIP LOCKED
 	),
+	slow AS MATERIALIZED (
+		SELECT * FROM turnpike.slow_starts()
+	),
 	verdict AS (
 		SELECT p.*, over.until AS spent_until, over.id AS spent, CASE
 			WHEN p.expired THEN 'stay'
@@ -269,18 +279,27 @@ const choose = `
 			WHEN taken.tenant IS NOT NULL THEN 'stay'
 			WHEN row_number() OVER (PARTITION BY p.tenant, p.concurrency_key, p.expired,
 				coalesce(p.to_profile <> p.profile, false), p.paused_until IS NOT NULL, over.id IS NOT NULL ORDER BY p.rank, p.job_id) = 1 THEN 'go'
-			ELSE 'behind' END AS what
+			ELSE 'behind' END AS ruling
 		FROM p
 		LEFT JOIN LATERAL (
 			SELECT id, until FROM spent WHERE p.budgets IS NOT NULL AND id = ANY (p.budgets) ORDER BY until DESC LIMIT 1) over ON true
 		LEFT JOIN taken ON taken.tenant = p.tenant AND taken.concurrency_key = p.concurrency_key
 		LEFT JOIN held ON held.tenant = p.tenant AND held.concurrency_key = p.concurrency_key
 	),
+	nth AS (
+		SELECT v.*, s.live_max, s.since, s.slow_until, s.live + row_number() OVER (PARTITION BY v.ruling, v.credential ORDER BY v.turn, v.rank, v.job_id) AS n
+		FROM verdict v LEFT JOIN slow s ON s.credential = v.credential
+	),
+	paced AS (
+		SELECT n.*, CASE WHEN ruling = 'go' AND n > live_max THEN CASE WHEN chained THEN 'stay' ELSE 'pause' END ELSE ruling END AS what,
+			least(since + ceil(log(2, n)) * (slow_until - since) / 10, slow_until) AS paced_until
+		FROM nth n
+	),
 	placed AS (
-		SELECT v.*, row_number() OVER (PARTITION BY v.what ORDER BY v.turn, v.rank, v.job_id) AS place FROM verdict v
+		SELECT v.*, row_number() OVER (PARTITION BY v.what ORDER BY v.turn, v.rank, v.job_id) AS place FROM paced v
 	),
 	g AS MATERIALIZED (
-		SELECT job_id, tenant, concurrency_key, turn, rank, budgets, spent, coalesce(paused_until, spent_until) AS held_until, CASE
+		SELECT job_id, tenant, concurrency_key, turn, rank, budgets, spent, coalesce(paused_until, spent_until, paced_until) AS held_until, CASE
 			WHEN what = 'go' AND place > @most THEN 'stay'
 			WHEN what = 'behind' THEN CASE WHEN EXISTS (
 				SELECT FROM placed f WHERE f.what = 'go' AND f.place <= @most AND f.tenant = placed.tenant AND f.concurrency_key = placed.concurrency_key)
@@ -424,8 +443,7 @@ func (db *DB) Unpublished(ctx context.Context, epoch int64, limit int) ([]job.Se
 const redispatch = `
 	WITH l AS MATERIALIZED (
 		SELECT q.job_id, q.tenant, q.concurrency_key, EXISTS (
-			SELECT FROM turnpike.pauses p WHERE p.until > now()
-			AND p.name = CASE p.scope WHEN 'lane' THEN q.lane WHEN 'tenant' THEN q.tenant ELSE q.credential END)
+			SELECT FROM turnpike.pauses p WHERE p.until > now() AND ` + holds + `)
 			OR q.budgets IS NOT NULL AND EXISTS (SELECT FROM turnpike.standing(q.budgets) WHERE state = 'spent') AS paused
 		FROM turnpike.queue q
 		WHERE q.dispatched_at IS NOT NULL AND q.lane = @lane AND q.state = 'dispatched'

@@ -139,9 +139,9 @@ const closing = `
 		ORDER BY credential, ending, retry_after DESC NULLS LAST
 	),
 	paused AS (
-		INSERT INTO turnpike.pauses AS old (scope, name, until, reason, by)
-		SELECT 'account', credential, until, concat_ws(': ', ending, nullif(reason, '')), 'job ' || job_id FROM p ORDER BY credential
-		ON CONFLICT (scope, name) DO UPDATE SET until = excluded.until, reason = excluded.reason, by = excluded.by, at = now()
+		INSERT INTO turnpike.pauses AS old (scope, name, until, reason, by, ending)
+		SELECT 'account', credential, until, concat_ws(': ', ending, nullif(reason, '')), 'job ' || job_id, ending FROM p ORDER BY credential
+		ON CONFLICT (scope, name) DO UPDATE SET until = excluded.until, reason = excluded.reason, by = excluded.by, ending = excluded.ending, at = now()
 		WHERE old.until < excluded.until
 	),
 	stopped AS MATERIALIZED (

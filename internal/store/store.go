@@ -26,6 +26,9 @@ type Config struct {
 	// Unready is how long a job may find nothing but workers that cannot make it ready
 	// before it fails; default 24h.
 	Unready time.Duration
+	// SlowStart is the step in which an account gets going again whose limit is over:
+	// one job, and twice as many each step, for ten of them. Zero is all at once.
+	SlowStart time.Duration
 }
 
 // DB is the store. It is safe for concurrent use.
@@ -34,6 +37,7 @@ type DB struct {
 	timeout time.Duration
 	lease   time.Duration
 	unready time.Duration
+	slow    time.Duration
 }
 
 // Open prepares a pool of connections; it does not connect, so that a program may
@@ -47,7 +51,7 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 	if cfg.MaxConns > 0 {
 		pc.MaxConns = int32(min(cfg.MaxConns, 1000))
 	}
-	db := &DB{timeout: 10 * time.Second, lease: 60 * time.Second, unready: 24 * time.Hour}
+	db := &DB{timeout: 10 * time.Second, lease: 60 * time.Second, unready: 24 * time.Hour, slow: max(cfg.SlowStart, 0)}
 	if cfg.CallTimeout > 0 {
 		db.timeout = cfg.CallTimeout
 	}
