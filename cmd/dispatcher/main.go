@@ -4,6 +4,7 @@ package main
 
 import (
 	"os"
+	_ "time/tzdata" // schedules have the same zones on every machine
 
 	"github.com/spf13/cobra"
 
@@ -32,7 +33,7 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 refused, 5 unavailable.`,
 		&cobra.Group{ID: "running", Title: "Running it:"},
 	)
 	for _, c := range []*cobra.Command{enqueueCommand(), getCommand(), listCommand(), logsCommand(), cancelCommand(), retryCommand(), reportCommand(),
-		pauseCommand(), resumeCommand(), pausesCommand(), limitCommand(), budgetCommand()} {
+		pauseCommand(), resumeCommand(), pausesCommand(), limitCommand(), budgetCommand(), scheduleCommand()} {
 		c.GroupID = "jobs"
 		cmd.AddCommand(c)
 	}

@@ -231,6 +231,7 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 		Streams:   adminOf(cfg, nc),
 		Reports:   nc,
 		Wakes:     nc,
+		Pusher:    nc,
 		Sweep: func(ctx context.Context, epoch int64) error {
 			swept, err := db.Sweep(ctx, epoch, retention(cfg.history, cfg.unreachable))
 			metrics.Abandoned(swept.Unreachable)
@@ -246,6 +247,7 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 		Intake:      &dispatcher.Intake{Jobs: db, Waker: nc, Bell: bell, Metrics: metrics, Log: log},
 		Jobs:        db,
 		Control:     &dispatcher.Control{Jobs: db, Pusher: nc, Waker: nc, Bell: bell, Log: log},
+		Schedules:   db,
 		Transcripts: nc,
 		Patches:     nc,
 		Tokens:      cfg.tokens,

@@ -205,6 +205,7 @@ func serve(t *testing.T, b *backend, change ...func(*api.Config)) *api.Server {
 		Intake:      &dispatcher.Intake{Jobs: b, Waker: b, Bell: dispatcher.NewBell(), Log: quiet},
 		Jobs:        b,
 		Control:     &dispatcher.Control{Jobs: b, Pusher: b, Waker: b, Bell: dispatcher.NewBell(), Log: quiet},
+		Schedules:   b,
 		Transcripts: b,
 		Patches:     b,
 		Log:         quiet,
@@ -325,6 +326,8 @@ func TestProblems(t *testing.T) {
 		"list_state":        {method: "GET", path: "/v1/jobs?state=lost", status: 422},
 		"list_unknown":      {method: "GET", path: "/v1/jobs?stat=running", status: 422},
 		"report_by":         {method: "GET", path: "/v1/report?by=moon", status: 422},
+		"schedule_fields":   {method: "PUT", path: "/v1/schedules/nightly", body: `{"cron":"1 2","tz":"UTC","request":` + replaced("say hello", "") + `}`, status: 422},
+		"schedule_unknown":  {method: "GET", path: "/v1/schedules/weekly", status: 404},
 		"no_route":          {method: "GET", path: "/v2/jobs", status: 404},
 		"no_method":         {method: "DELETE", path: "/v1/jobs", status: 405},
 		"wrong_host":        {method: "GET", path: "/v1/jobs", headers: []string{"Host: evil.example"}, status: 421},
@@ -405,6 +408,16 @@ func TestTokens(t *testing.T) {
 		{"POST", "/v1/budgets/remove", `{"scope":"tenant","name":"acme","per":"24h"}`, [6]int{401, 401, 403, 403, 204, 403}},
 		{"GET", "/v1/orphans", "", [6]int{401, 401, 403, 403, 200, 200}},
 		{"POST", "/v1/orphans/gone", `{"job":"` + string(another) + `","attempt":1,"kind":"process","why":"looked"}`, [6]int{401, 401, 403, 403, 204, 403}},
+		{"GET", "/v1/schedules", "", [6]int{401, 401, 200, 200, 200, 200}},
+		{"GET", "/v1/schedules?tenant=acme", "", [6]int{401, 401, 422, 200, 200, 200}},
+		{"PUT", "/v1/schedules/nightly", `{"cron":"@daily","request":` + request + `}`, [6]int{401, 401, 200, 200, 200, 403}},
+		{"PUT", "/v1/schedules/nightly", `{"cron":"@daily","request":{"tenant":"acme",` + request[1:] + `}`, [6]int{401, 401, 422, 200, 200, 403}},
+		{"GET", "/v1/schedules/nightly", "", [6]int{401, 401, 200, 200, 200, 200}},
+		{"GET", "/v1/schedules/nightly?tenant=acme", "", [6]int{401, 401, 404, 200, 200, 200}},
+		{"POST", "/v1/schedules/nightly/pause?tenant=acme", "", [6]int{401, 401, 404, 204, 204, 403}},
+		{"POST", "/v1/schedules/nightly/resume?tenant=acme", "", [6]int{401, 401, 404, 204, 204, 403}},
+		{"DELETE", "/v1/schedules/nightly?tenant=acme", "", [6]int{401, 401, 404, 204, 204, 403}},
+		{"DELETE", "/v1/schedules/nightly", "", [6]int{401, 401, 204, 204, 204, 403}},
 		{"GET", "/metrics", "", [6]int{401, 401, 403, 403, 200, 200}},
 		{"GET", "/nowhere", "", [6]int{401, 401, 404, 404, 404, 404}},
 		{"GET", "/healthz", "", [6]int{200, 200, 200, 200, 200, 200}},
@@ -584,7 +597,7 @@ func TestLookingAndChanging(t *testing.T) {
 		if !bytes.Contains(doc.Paths["/v1/jobs"]["post"], []byte("#/components/schemas/Request")) {
 			t.Error("enqueue takes no Request")
 		}
-		if got := len(doc.Paths); got != 14 {
+		if got := len(doc.Paths); got != 18 {
 			t.Errorf("%d paths", got)
 		}
 	})

@@ -6,11 +6,12 @@
 // # Who may ask
 //
 // Bearer tokens are configured by their hash, each with a name and a role. A producer
-// enqueues and sees, cancels and retries what it enqueued itself; a reporter reads
-// everything and changes nothing; an operator may do all. Without tokens everyone who
-// can reach the server is an operator: then it listens on loopback only ([CheckListen])
-// and answers only requests addressed to a loopback name, so that no web page can reach
-// it by a name of its own. /healthz and /readyz are open.
+// enqueues, sees, cancels and retries what it enqueued itself, and has to do with the
+// schedules of its tenants; a reporter reads everything and changes nothing; an operator
+// may do all. Without tokens everyone who can reach the server is an operator: then it
+// listens on loopback only ([CheckListen]) and answers only requests addressed to a
+// loopback name, so that no web page can reach it by a name of its own. /healthz and
+// /readyz are open.
 //
 // # What an answer says
 //

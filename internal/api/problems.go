@@ -33,6 +33,7 @@ var kinds = []struct {
 	{kind: errCrossOrigin, name: "cross-origin", status: http.StatusForbidden, detail: errCrossOrigin.Error()},
 	{kind: job.ErrDenied, name: "denied", status: http.StatusForbidden, detail: "this token's role does not permit that"},
 	{kind: job.ErrNotFound, name: "not-found", status: http.StatusNotFound, detail: "there is no such job"},
+	{kind: job.ErrNoSchedule, name: "not-found", status: http.StatusNotFound, detail: "the tenant has no such schedule"},
 	{kind: job.ErrNotKept, name: "not-kept", status: http.StatusNotFound, detail: "it is not kept, or not any more; the attempt says where else it may be"},
 	{kind: job.ErrFinished, name: "finished", status: http.StatusConflict, detail: "the job is finished; its result stands"},
 	{kind: job.ErrConflict, name: "conflict", status: http.StatusConflict, detail: "the request conflicts with an earlier one"},

@@ -25,6 +25,7 @@ type Config struct {
 	Intake      Intake
 	Jobs        Jobs
 	Control     Control
+	Schedules   Schedules
 	Transcripts Transcripts
 	Patches     Patches
 
@@ -52,6 +53,7 @@ type Server struct {
 	intake      Intake
 	jobs        Jobs
 	control     Control
+	schedules   Schedules
 	transcripts Transcripts
 	patches     Patches
 	bearers     bearers
@@ -74,7 +76,7 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		intake: cfg.Intake, jobs: cfg.Jobs, control: cfg.Control, transcripts: cfg.Transcripts, patches: cfg.Patches,
+		intake: cfg.Intake, jobs: cfg.Jobs, control: cfg.Control, schedules: cfg.Schedules, transcripts: cfg.Transcripts, patches: cfg.Patches,
 		bearers: known, checks: cfg.Checks, maxBody: cfg.MaxBody, log: cfg.Log, mux: http.NewServeMux(),
 	}
 	if s.maxBody <= 0 {
@@ -294,4 +296,5 @@ func (s *Server) routes(version string) {
 	s.registerJobs(api)
 	s.registerTranscript(api)
 	s.registerPatch(api)
+	s.registerSchedules(api)
 }

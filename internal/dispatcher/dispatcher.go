@@ -15,6 +15,7 @@ type Store interface {
 	Lapsed
 	Settler
 	Watched
+	Scheduled
 }
 
 // WakeListener hears wake-ups from other processes.
@@ -31,6 +32,7 @@ type Dispatcher struct {
 	Streams   Streams
 	Reports   ReportStream
 	Wakes     WakeListener
+	Pusher    CancelPusher
 	Sweep     func(ctx context.Context, epoch int64) error // one pass of retention
 
 	Holder     string        // names this process; required
@@ -71,13 +73,14 @@ func (d *Dispatcher) lead(ctx context.Context, epoch int64) {
 	reaper := &Reaper{Attempts: d.Store, Lease: d.Lease, Bell: d.Bell, Health: d.Health, Metrics: d.Metrics, Log: d.Log}
 	janitor := &Janitor{Sweep: d.Sweep, Every: d.SweepEvery, Health: d.Health}
 	watch := &Watch{Jobs: d.Store, Bell: d.Bell, Health: d.Health, Metrics: d.Metrics, Log: d.Log}
+	schedules := &Schedules{Jobs: d.Store, Pusher: d.Pusher, Bell: d.Bell, Health: d.Health, Metrics: d.Metrics, Log: d.Log}
 	var all sync.WaitGroup
-	for _, run := range []func(context.Context, int64){relay.Run, selection.Run, reaper.Run, janitor.Run, watch.Run} {
+	for _, run := range []func(context.Context, int64){relay.Run, selection.Run, reaper.Run, janitor.Run, watch.Run, schedules.Run} {
 		all.Go(func() { run(ctx, epoch) })
 	}
 	all.Wait()
 	d.Metrics.leader(false)
-	d.Health.forget("relay", "selection", "reaper", "janitor", "watch")
+	d.Health.forget("relay", "selection", "reaper", "janitor", "watch", "schedules")
 	d.Log.Info("leading no more", "epoch", epoch, "cause", context.Cause(ctx))
 }
 

@@ -320,7 +320,7 @@ func TestHealth(t *testing.T) {
 			}
 			names = append(names, p.Name)
 		}
-		if got := strings.Join(names, " "); got != "janitor leader reaper relay selection watch" {
+		if got := strings.Join(names, " "); got != "janitor leader reaper relay schedules selection watch" {
 			t.Errorf("parts %s", got)
 		}
 		stop()

@@ -6,7 +6,7 @@
 // # Who leads
 //
 // Any number of dispatchers accept jobs and drain results. One of them leads, by a row
-// in Postgres with an epoch: only it selects, publishes, reaps and sweeps. Each of
+// in Postgres with an epoch: only it selects, publishes, reaps, fires and sweeps. Each of
 // those statements carries the epoch and is refused once another leads, so a leader
 // that lost contact may go on trying without harm; it stops when it is told so.
 //
@@ -17,6 +17,7 @@
 //	Relay      publishes after the selection's commit is known, notes it lazily
 //	Results    settles reports that workers could not bring to Postgres
 //	Reaper     closes attempts whose lease lapsed, after a full lease of unbroken ticks
+//	Schedules  enqueues what is due by the schedules, each time once
 //	Janitor    sweeps what retention lets go
 //	Watch      tells how budgets stand, once for each level they cross, and late leases
 //

@@ -51,6 +51,7 @@ type store struct {
 	promotions int
 	published  [][]job.Delivery // every call of Published
 	settled    []job.Report
+	schedules  []*schedule
 }
 
 func newStore(queued int) *store {
@@ -272,6 +273,60 @@ func (s *store) Settle(_ context.Context, reports []job.Report) ([]job.Settled, 
 	return out, nil
 }
 
+// schedule is one schedule.
+type schedule struct {
+	job.Due
+	retry    time.Time
+	fail     error     // what firing answers
+	answer   job.Fired // what it does otherwise
+	fired    []job.Firing
+	deferred []string
+}
+
+func (s *store) Due(_ context.Context, limit int) (due []job.Due, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now().Add(s.skew)
+	for _, c := range s.schedules {
+		if !c.At.After(now) && !c.retry.After(now) && len(due) < limit {
+			c.Now = now
+			due = append(due, c.Due)
+		}
+	}
+	return due, s.down
+}
+
+func (s *store) scheduled(d job.Due) *schedule {
+	return s.schedules[slices.IndexFunc(s.schedules, func(c *schedule) bool { return c.ID == d.ID })]
+}
+
+func (s *store) Fire(_ context.Context, epoch int64, f job.Firing) (job.Fired, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.allowed(epoch); err != nil {
+		return job.Fired{}, err
+	}
+	c := s.scheduled(f.Due)
+	switch {
+	case c.fail != nil:
+		return job.Fired{}, c.fail
+	case !c.At.Equal(f.At):
+		return job.Fired{}, job.ErrConflict
+	}
+	c.At = f.Next
+	c.fired = append(c.fired, f)
+	return c.answer, nil
+}
+
+func (s *store) Defer(_ context.Context, epoch int64, d job.Due, wait time.Duration, why string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.scheduled(d)
+	c.retry = time.Now().Add(wait)
+	c.deferred = append(c.deferred, why)
+	return s.allowed(epoch)
+}
+
 // stream is JetStream in memory.
 type stream struct {
 	mu       sync.Mutex
@@ -282,6 +337,7 @@ type stream struct {
 	down     error
 	rebuilt  []job.Lane
 	early    []job.Delivery
+	cancels  []job.ID
 }
 
 func newStream(s *store) *stream {
@@ -373,6 +429,13 @@ func (q *stream) claim(n int) (claimed []job.ID) {
 	return claimed
 }
 
+func (q *stream) PushCancel(id job.ID) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.cancels = append(q.cancels, id)
+	return q.down
+}
+
 func (q *stream) ListenWakes(ctx context.Context, wake func()) error {
 	wake()
 	<-ctx.Done()
@@ -406,7 +469,7 @@ func running(t *testing.T, run func(context.Context)) (stop func()) {
 
 func dispatch(s *store, q *stream, holder string, bell dispatcher.Bell) *dispatcher.Dispatcher {
 	return &dispatcher.Dispatcher{
-		Store: s, Publisher: q, Streams: q, Reports: q, Wakes: q,
+		Store: s, Publisher: q, Streams: q, Reports: q, Wakes: q, Pusher: q,
 		Sweep:  func(context.Context, int64) error { return nil },
 		Holder: holder, Bell: bell,
 		Health: &dispatcher.Health{Log: quiet}, Log: quiet,

@@ -21,6 +21,7 @@ type Metrics struct {
 	spent     *prometheus.GaugeVec
 	limit     *prometheus.GaugeVec
 	crossings *prometheus.CounterVec
+	schedules *prometheus.CounterVec
 	abandoned prometheus.Counter
 }
 
@@ -42,9 +43,11 @@ func NewMetrics(to prometheus.Registerer) *Metrics {
 		limit: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "turnpike_budget_limit_usd", Help: "What a budget allows in its window."}, []string{"scope", "name", "per"}),
 		crossings: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "turnpike_budget_crossings_total", Help: "Budgets that came to a state, by that state."},
 			[]string{"scope", "name", "per", "state"}),
+		schedules: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "turnpike_schedule_times_total", Help: "Times of schedules that came, by what became of them: job, skipped or deferred."},
+			[]string{"case"}),
 		abandoned: prometheus.NewCounter(prometheus.CounterOpts{Name: "turnpike_orphans_unreachable_total", Help: "Orphans given up because their host was not seen for long."}),
 	}
-	to.MustRegister(m.accepted, m.published, m.repeated, m.lapsed, m.reports, m.window, m.leads, m.oldest, m.spent, m.limit, m.crossings, m.abandoned)
+	to.MustRegister(m.accepted, m.published, m.repeated, m.lapsed, m.reports, m.window, m.leads, m.oldest, m.spent, m.limit, m.crossings, m.schedules, m.abandoned)
 	return m
 }
 
@@ -108,6 +111,12 @@ func (m *Metrics) Abandoned(n int) {
 func (m *Metrics) crossed(c job.Crossing) {
 	if m != nil {
 		m.crossings.WithLabelValues(string(c.Scope), c.Name, c.Per.String(), string(c.State)).Inc()
+	}
+}
+
+func (m *Metrics) fired(how string, n int) {
+	if m != nil {
+		m.schedules.WithLabelValues(how).Add(float64(n))
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 var (
 	ErrInvalid     = errors.New("invalid request")        // see FieldError
 	ErrNotFound    = errors.New("no such job")            //
+	ErrNoSchedule  = errors.New("no such schedule")       //
 	ErrNotKept     = errors.New("not kept")               // a patch or a conversation that never was there, or is not any more
 	ErrFinished    = errors.New("job is finished")        // final states are final
 	ErrConflict    = errors.New("conflicts with earlier") // an idempotency key came again with another request

@@ -9,7 +9,7 @@
 // anything else finds no row. The queue row exists exactly as long as the job is
 // not finished; its CHECK constraints refuse rows that no transition makes.
 //
-//	            -> queued | scheduled   Enqueue, Retry, turnpike.enqueue
+//	            -> queued | scheduled   Enqueue, Retry, Fire, turnpike.enqueue
 //	scheduled   -> queued               Promote: its time came
 //	queued      -> queued               Select, and Promote on a paused lane: to another profile of its chain
 //	queued      -> dispatched           Select
@@ -19,7 +19,7 @@
 //	dispatched  -> running              Claim
 //	running     -> succeeded | failed | cancelled | queued | scheduled
 //	                                    Settle by token, Reap after the lease lapsed: turnpike.after decides
-//	scheduled, queued, dispatched -> cancelled      Cancel; a running job gets a flag, which beats return
+//	scheduled, queued, dispatched -> cancelled      Cancel, and Fire under that policy; a running job gets a flag, which beats return
 //	scheduled, queued, dispatched -> failed         Promote: past its deadline, or unready for too long
 //	scheduled, queued (unchecked) -> failed         Checked: the request is refused
 //

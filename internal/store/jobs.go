@@ -101,16 +101,22 @@ func (db *DB) Enqueue(ctx context.Context, entries []job.Entry) ([]job.Accepted,
 	if len(entries) == 0 {
 		return nil, nil
 	}
+	s, err := enqueueing(entries)
+	if err != nil {
+		return nil, fmt.Errorf("enqueue: %w", err)
+	}
+	return many(ctx, db, "enqueue", s, toAccepted)
+}
+
+// enqueueing is the statement that writes jobs.
+func enqueueing(entries []job.Entry) (stmt, error) {
 	about := make([]facts, len(entries))
 	bodies := make([]string, len(entries))
 	for i, e := range entries {
 		about[i], bodies[i] = factsOf(e), string(e.Body)
 	}
 	encoded, err := encode(about)
-	if err != nil {
-		return nil, fmt.Errorf("enqueue: %w", err)
-	}
-	return many(ctx, db, "enqueue", stmt{enqueue, args{"facts": encoded, "bodies": bodies}}, toAccepted)
+	return stmt{enqueue, args{"facts": encoded, "bodies": bodies}}, err
 }
 
 const retry = `
@@ -186,18 +192,26 @@ const cancel = `
 		coalesce(c.worker, ''), coalesce(c.lane, ''), EXISTS (SELECT FROM turnpike.jobs WHERE job_id = @id)
 	FROM (SELECT) u LEFT JOIN c ON true`
 
+// cancelled is a row of cancel. State is empty when there was nothing to cancel, Known
+// says that there was a job.
+type cancelled struct {
+	State  job.State
+	Worker string
+	Lane   string
+	Known  bool
+}
+
+func (c cancelled) answer(id job.ID) (job.CancelAnswer, error) {
+	lane, err := job.ParseLane(c.Lane)
+	return job.CancelAnswer{ID: id, State: c.State, Worker: c.Worker, Lane: lane}, err
+}
+
 // Cancel ends a job that does not run, or asks the worker to stop it: the answer
 // comes back with every beat. Asking again changes nothing. It returns
 // job.ErrNotFound, or job.ErrFinished when the job ended before.
 func (db *DB) Cancel(ctx context.Context, id job.ID, by, why string) (job.CancelAnswer, error) {
 	what := fmt.Sprintf("cancel job %s", id)
-	type answer struct {
-		State  job.State
-		Worker string
-		Lane   string
-		Known  bool
-	}
-	got, err := together(ctx, db, what, pgx.RowToStructByPos[answer],
+	got, err := together(ctx, db, what, pgx.RowToStructByPos[cancelled],
 		stmt{lockJob, args{"id": string(id)}},
 		stmt{cancel, args{"id": string(id), "by": by, "why": why}})
 	if err != nil {
@@ -205,8 +219,7 @@ func (db *DB) Cancel(ctx context.Context, id job.ID, by, why string) (job.Cancel
 	}
 	switch a := got[0]; {
 	case a.State != "":
-		lane, err := job.ParseLane(a.Lane)
-		return job.CancelAnswer{ID: id, State: a.State, Worker: a.Worker, Lane: lane}, err
+		return a.answer(id)
 	case a.Known:
 		return job.CancelAnswer{}, fmt.Errorf("%s: %w", what, job.ErrFinished)
 	}

@@ -42,7 +42,7 @@ func TestRoles(t *testing.T) {
 			"turnpike_reporter": {
 				"SELECT * FROM turnpike.v_jobs", "SELECT * FROM turnpike.v_attempts", "SELECT * FROM turnpike.v_costs", "SELECT * FROM turnpike.v_outcomes",
 				"SELECT * FROM turnpike.v_orphans", "SELECT * FROM turnpike.v_queue", "SELECT * FROM turnpike.v_workers", "SELECT * FROM turnpike.v_pauses",
-				"SELECT * FROM turnpike.v_budgets",
+				"SELECT * FROM turnpike.v_budgets", "SELECT * FROM turnpike.v_schedules",
 			},
 		} {
 			for _, sql := range statements {
@@ -64,7 +64,7 @@ func TestRoles(t *testing.T) {
 		}
 		reads := []string{
 			"SELECT * FROM turnpike.jobs", "SELECT * FROM turnpike.queue", "SELECT token FROM turnpike.attempts", "SELECT * FROM turnpike.idempotency",
-			"SELECT * FROM turnpike.leader", "SELECT * FROM turnpike.audit", "SELECT * FROM turnpike.workers",
+			"SELECT * FROM turnpike.leader", "SELECT * FROM turnpike.audit", "SELECT * FROM turnpike.workers", "SELECT * FROM turnpike.schedules",
 		}
 		writes := []string{
 			"INSERT INTO turnpike.queue (job_id) VALUES (gen_random_uuid())", "UPDATE turnpike.queue SET state = 'queued'", "DELETE FROM turnpike.queue",
@@ -86,7 +86,7 @@ func TestRoles(t *testing.T) {
 				"DELETE FROM turnpike.orphans", "DELETE FROM turnpike.pauses", "DELETE FROM turnpike.workers", "INSERT INTO turnpike.limits VALUES ('x', 1)",
 				"SELECT turnpike.lead(1)", "SELECT turnpike.drop_history('jobs', now())", "SELECT * FROM turnpike.accept('[]', '{}')",
 				"DELETE FROM turnpike.spend", "UPDATE turnpike.spend SET budget = 1", "UPDATE turnpike.budgets SET limit_usd = 9", "UPDATE turnpike.queue SET budgets = NULL",
-				"SELECT turnpike.seed_budget(1)", "SELECT holder FROM turnpike.leader",
+				"SELECT turnpike.seed_budget(1)", "SELECT holder FROM turnpike.leader", "SELECT * FROM turnpike.schedules", "DELETE FROM turnpike.schedules",
 			}},
 			"turnpike_dispatcher": {everybody, {enqueues, "DELETE FROM turnpike.leader", "INSERT INTO turnpike.leader DEFAULT VALUES", "UPDATE turnpike.audit SET who = ''"}},
 		} {
@@ -241,6 +241,27 @@ func TestRoles(t *testing.T) {
 				_, err := dispatcher.Pause(ctx, job.ScopeTenant, "x", time.Time{}, "me", "")
 				return err
 			}},
+			{"set a schedule", func() error {
+				_, err := dispatcher.SetSchedule(ctx, job.Schedule{Tenant: "roles", Name: "x", Cron: "@daily", Zone: "UTC", Missed: job.MissedOnce,
+					Overlap: job.OverlapCancel, Request: e.Body}, "me")
+				return err
+			}},
+			{"pause it", func() error { return dispatcher.PauseSchedule(ctx, "roles", "x", "me", "") }},
+			{"resume it", func() error { return dispatcher.ResumeSchedule(ctx, "roles", "x", "me", "") }},
+			{"fire it", func() error {
+				d.sql(`UPDATE turnpike.schedules SET next_at = now() - interval '1 day'`)
+				due, err := dispatcher.Due(ctx, 10)
+				if err != nil || len(due) != 1 {
+					return fmt.Errorf("due %v, %w", due, err)
+				}
+				f, err := due[0].Firing()
+				if err != nil {
+					return err
+				}
+				_, err = dispatcher.Fire(ctx, d.epoch, f)
+				return err
+			}},
+			{"remove it", func() error { return dispatcher.RemoveSchedule(ctx, "roles", "x", "me", "") }},
 			{"repeat", func() (err error) { rest, err = dispatcher.Enqueue(ctx, []job.Entry{e}); return err }},
 			{"sweep", func() error {
 				_, err := dispatcher.Sweep(ctx, d.epoch, store.Retention{History: time.Hour, Idempotency: 1, Orphans: 1, Workers: 1, Audit: 1})
