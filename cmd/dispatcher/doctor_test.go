@@ -228,15 +228,15 @@ func TestDoctor(t *testing.T) {
 		}},
 		{"orphans", look, "left a process that is creating, of worker w1", func(p *patient) {
 			p.run()
-			p.sql(`UPDATE turnpike.queue SET lease_until = now() - interval '5 minutes'`)
-			if _, err := p.db.Reap(p.t.Context(), p.epoch, 1); err != nil {
+			p.sql(`UPDATE turnpike.queue SET started_at = now(), lease_until = now() - interval '5 minutes'`)
+			if _, err := p.db.Reap(p.t.Context(), p.epoch, time.Now(), 1); err != nil {
 				p.t.Fatal(err)
 			}
 		}},
 		{"orphans", look, "1 orphans are unreachable: host h1 was not seen since", func(p *patient) {
 			p.run()
-			p.sql(`UPDATE turnpike.queue SET lease_until = now() - interval '5 minutes'`)
-			if _, err := p.db.Reap(p.t.Context(), p.epoch, 1); err != nil {
+			p.sql(`UPDATE turnpike.queue SET started_at = now(), lease_until = now() - interval '5 minutes'`)
+			if _, err := p.db.Reap(p.t.Context(), p.epoch, time.Now(), 1); err != nil {
 				p.t.Fatal(err)
 			}
 			p.sql(`UPDATE turnpike.orphans SET host = 'h1', created_at = now() - interval '2 days'`)

@@ -282,7 +282,11 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 // at least as long as the sight of one matters.
 func retention(history, unreachable time.Duration) store.Retention {
 	const day, month = 24 * time.Hour, 30 * 24 * time.Hour
-	return store.Retention{History: history, Idempotency: 7 * day, Orphans: month, Unreachable: unreachable, Workers: max(day, unreachable), Audit: 12 * month}
+	keys := 7 * day
+	if history > 0 { // a key without its job has no answer
+		keys = min(keys, history)
+	}
+	return store.Retention{History: history, Idempotency: keys, Orphans: month, Unreachable: unreachable, Workers: max(day, unreachable), Audit: 12 * month}
 }
 
 // partsOf is what is wrong with the loops, if anything.

@@ -249,7 +249,7 @@ func (s *store) Clock(context.Context) (time.Time, error) {
 	return time.Now().Add(s.skew), s.down
 }
 
-func (s *store) Reap(_ context.Context, epoch int64, _ int) ([]job.Reaped, error) {
+func (s *store) Reap(_ context.Context, epoch int64, _ time.Time, _ int) ([]job.Reaped, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.allowed(epoch); err != nil {

@@ -118,6 +118,9 @@ func (i *Intake) enqueue(ctx context.Context, entries []job.Entry) ([]job.Accept
 	if err != nil {
 		return nil, fmt.Errorf("enqueue: %w", err)
 	}
+	if len(accepted) != len(entries) { // the job of an idempotency key is not on record any more
+		return nil, fmt.Errorf("enqueue: %w: the job it stands for is not kept any more; use another key", job.ErrConflict)
+	}
 	fresh := 0
 	for _, a := range accepted {
 		if !a.Existing {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -258,4 +259,47 @@ func TestResults(t *testing.T) {
 	if n := <-m.acked; n != 1 || len(s.settled) != 1 {
 		t.Errorf("%d removed, %d settled", n, len(s.settled))
 	}
+}
+
+// A report leaves the stream unsettled only for what it says itself.
+func TestResultsRefused(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		err   error
+		taken bool
+	}{
+		"for what it says":     {fmt.Errorf("settle: %w", job.ErrUnstorable), true},
+		"as no report":         {fmt.Errorf("settle: %w", job.ErrInvalid), true},
+		"for a missing right":  {errors.New("permission denied"), false},
+		"while nobody answers": {job.ErrUnavailable, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(0)
+			s.down = c.err
+			var got error
+			stream := settling(func(settle func(context.Context, []job.Report) error) {
+				got = settle(t.Context(), []job.Report{{Lease: job.Lease{Job: id(1), Attempt: 1}}})
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			r := &dispatcher.Results{Stream: drained{stream, cancel}, Attempts: s, Bell: dispatcher.NewBell(), Health: &dispatcher.Health{}, Log: quiet}
+			r.Run(ctx)
+			if (got == nil) != c.taken {
+				t.Errorf("answered %v", got)
+			}
+		})
+	}
+}
+
+type settling func(settle func(context.Context, []job.Report) error)
+
+// drained is a stream that is drained once.
+type drained struct {
+	once settling
+	end  context.CancelFunc
+}
+
+func (d drained) DrainReports(_ context.Context, _ int, settle func(context.Context, []job.Report) error) (int, error) {
+	d.once(settle)
+	d.end()
+	return 0, nil
 }

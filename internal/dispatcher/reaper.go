@@ -12,9 +12,9 @@ import (
 type Lapsed interface {
 	// Clock is the database's time.
 	Clock(ctx context.Context) (time.Time, error)
-	// Reap closes lapsed attempts, at most limit, and applies their policies. It returns
-	// job.ErrNotLeader when the epoch is over.
-	Reap(ctx context.Context, epoch int64, limit int) ([]job.Reaped, error)
+	// Reap closes attempts that lapsed before asOf, at most limit, and applies their
+	// policies. It returns job.ErrNotLeader when the epoch is over.
+	Reap(ctx context.Context, epoch int64, asOf time.Time, limit int) ([]job.Reaped, error)
 }
 
 // Reaper takes jobs back from workers that are gone.
@@ -59,7 +59,7 @@ func (r *Reaper) round(ctx context.Context, epoch int64, c *caution) (more bool,
 	if err != nil || !c.tick(sent, db) {
 		return false, err
 	}
-	reaped, err := r.Attempts.Reap(ctx, epoch, reapBatch)
+	reaped, err := r.Attempts.Reap(ctx, epoch, db, reapBatch)
 	if err != nil {
 		return false, err
 	}

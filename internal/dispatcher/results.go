@@ -48,8 +48,8 @@ func (r *Results) Run(ctx context.Context) {
 	})
 }
 
-// settle settles reports together, or one by one where one of them cannot be: it must
-// not hold up the others. That one leaves the stream; its worker's spool has it.
+// settle settles reports together, or one by one where one of them cannot be for what it
+// says: it must not hold up the others. That one leaves the stream; its worker's spool has it.
 func (r *Results) settle(ctx context.Context, reports []job.Report) error {
 	settled, err := r.Attempts.Settle(ctx, reports)
 	switch {
@@ -63,6 +63,8 @@ func (r *Results) settle(ctx context.Context, reports []job.Report) error {
 			}
 		}
 		return nil
+	case !errors.Is(err, job.ErrInvalid) && !errors.Is(err, job.ErrUnstorable):
+		return err // a wrong password or a missing right: no report is to be lost for it
 	default:
 		r.Log.Error("a report cannot be recorded; it stays in its worker's spool", "job", reports[0].Lease.Job, "attempt", reports[0].Lease.Attempt, "err", err)
 		return nil

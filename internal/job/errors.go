@@ -20,6 +20,7 @@ var (
 	ErrNotLeader   = errors.New("not the leader")         // another dispatcher selects and reaps
 	ErrCeiling     = errors.New("ceiling differs")        // the pool is registered with another ceiling
 	ErrLeaseLength = errors.New("lease length differs")   // from that of the dispatcher that leads
+	ErrUnstorable  = errors.New("cannot be stored")       // Postgres refuses what it says, and would again
 )
 
 // Causes a turn's context ends with.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -26,6 +27,13 @@ const (
 func hasCode(err error, code jetstream.ErrorCode) bool {
 	var api *jetstream.APIError
 	return errors.As(err, &api) && api.ErrorCode == code
+}
+
+// alreadyThere says that the subject has its message. A full stream refuses with the
+// same code and other words.
+func alreadyThere(err error) bool {
+	var api *jetstream.APIError
+	return errors.As(err, &api) && api.ErrorCode == codeAlreadyThere && strings.Contains(api.Description, "per subject")
 }
 
 // kind gives err the kind a caller may test for. ctx is the caller's own: when it

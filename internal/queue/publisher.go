@@ -36,7 +36,7 @@ func (c *Conn) Publish(ctx context.Context, lane job.Lane, ds []job.Delivery) []
 		select {
 		case <-f.Ok():
 		case err := <-f.Err():
-			if !hasCode(err, codeAlreadyThere) {
+			if !alreadyThere(err) {
 				results[i] = err
 			}
 		case <-call.Done():

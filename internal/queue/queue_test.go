@@ -695,6 +695,19 @@ func TestReports(t *testing.T) {
 	if err := c.PublishReport(ctx, big); !errors.Is(err, queue.ErrTooLarge) {
 		t.Errorf("a large report: %v", err)
 	}
+	small := connect(t, b.URL(), "")
+	ensure(ctx, t, &queue.Admin{Conn: small, ResultsBytes: 4 << 10})
+	for attempt := range 3 { // the server tells a full stream by the code of a subject that has its message
+		r := report(ids(2)[1], attempt+1)
+		r.ResultText = strings.Repeat("x", 2500)
+		if err := small.PublishReport(ctx, r); (err == nil) != (attempt == 0) {
+			t.Errorf("report %d to a stream that holds one: %v", attempt, err)
+		}
+	}
+	ensure(ctx, t, &queue.Admin{Conn: c})
+	if n, err := c.DrainReports(ctx, 10, func(context.Context, []job.Report) error { return nil }); n != 1 || err != nil {
+		t.Errorf("of the full stream: %d settled, error %v", n, err)
+	}
 	if _, err := raw(t, b.URL()).Publish(ctx, queue.ResultSubject(anID, 3), []byte(`{"version":1}`)); err != nil {
 		t.Fatal(err)
 	}

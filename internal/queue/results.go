@@ -32,7 +32,7 @@ func (c *Conn) PublishReport(ctx context.Context, r job.Report) error {
 	defer cancel()
 	m := &nats.Msg{Subject: attemptSubject(resultsRoot, r.Lease.Job, r.Lease.Attempt), Data: body}
 	_, err = c.js.PublishMsg(call, m, jetstream.WithExpectStream(resultsStream))
-	if hasCode(err, codeAlreadyThere) {
+	if alreadyThere(err) {
 		return nil
 	}
 	return kind(ctx, doing, err)

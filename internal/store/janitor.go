@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -32,41 +33,48 @@ const (
 	extendHistory = `SELECT turnpike.extend_history(@table, interval '28 days')`
 	dropHistory   = `SELECT turnpike.drop_history(@table, now() - @keep::interval)`
 
-	sweepIdempotency = `DELETE FROM turnpike.idempotency WHERE created_at < now() - @keep::interval`
-	sweepOrphans     = `DELETE FROM turnpike.orphans WHERE state = 'gone' AND gone_at < now() - @keep::interval`
+	sweepIdempotency = `DELETE FROM turnpike.idempotency WHERE ctid = ANY (ARRAY(
+		SELECT ctid FROM turnpike.idempotency WHERE created_at < now() - @keep::interval LIMIT @most))`
+	sweepOrphans = `DELETE FROM turnpike.orphans WHERE ctid = ANY (ARRAY(
+		SELECT ctid FROM turnpike.orphans WHERE state = 'gone' AND gone_at < now() - @keep::interval LIMIT @most))`
 	// With the history they are about.
-	sweepAbandoned = `DELETE FROM turnpike.orphans WHERE abandoned_at < now() - @keep::interval`
+	sweepAbandoned = `DELETE FROM turnpike.orphans WHERE ctid = ANY (ARRAY(
+		SELECT ctid FROM turnpike.orphans WHERE abandoned_at < now() - @keep::interval LIMIT @most))`
 	// One that still holds a lease is waited for.
-	sweepWorkers = `DELETE FROM turnpike.workers w WHERE seen_at < now() - @keep::interval
-		AND NOT EXISTS (SELECT FROM turnpike.queue q WHERE q.dispatched_at IS NOT NULL AND q.worker = w.id)`
-	sweepAudit = `DELETE FROM turnpike.audit WHERE at < now() - @keep::interval`
+	sweepWorkers = `DELETE FROM turnpike.workers w WHERE id = ANY (ARRAY(
+		SELECT id FROM turnpike.workers w WHERE seen_at < now() - @keep::interval
+			AND NOT EXISTS (SELECT FROM turnpike.queue q WHERE q.dispatched_at IS NOT NULL AND q.worker = w.id) LIMIT @most))`
+	sweepAudit = `DELETE FROM turnpike.audit WHERE ctid = ANY (ARRAY(
+		SELECT ctid FROM turnpike.audit WHERE at < now() - @keep::interval LIMIT @most))`
 )
 
+// sweepBatch is how many rows one transaction removes: what it does under its deadline
+// is done, however much there is.
+const sweepBatch = 5000
+
 // Sweep makes room: it creates the partitions of the coming weeks, gives up what is on
-// hosts that are gone, then removes what is older than it is to be kept. It stops at the first error, with what it did until
-// then, and may be called again. It returns job.ErrNotLeader.
+// hosts that are gone, then removes what is older than it is to be kept. What cannot be done
+// keeps nothing else from being done, and may be tried again. It returns job.ErrNotLeader.
 func (db *DB) Sweep(ctx context.Context, epoch int64, keep Retention) (swept Swept, err error) {
 	tables, err := together(ctx, db, "sweep", pgx.RowTo[string], holding(epoch), stmt{historyTables, nil})
 	if err != nil {
 		return swept, err
 	}
+	var errs []error
+	note := func(err error) { errs = append(errs, err) }
 	// A table a transaction: locks on several at once deadlock with who reads them.
 	for _, t := range tables {
-		if _, err := one(ctx, db, "extend "+t, stmt{extendHistory, args{"table": t}}, pgx.RowTo[int]); err != nil {
-			return swept, err
-		}
+		_, err := one(ctx, db, "extend "+t, stmt{extendHistory, args{"table": t}}, pgx.RowTo[int])
+		note(err)
 	}
 	if keep.Unreachable > 0 {
-		if swept.Unreachable, err = db.Abandon(ctx, epoch, keep.Unreachable, 1000); err != nil {
-			return swept, err
-		}
+		swept.Unreachable, err = db.Abandon(ctx, epoch, keep.Unreachable, 1000)
+		note(err)
 	}
 	if keep.History > 0 {
 		for _, t := range tables {
 			n, err := one(ctx, db, "drop old "+t, stmt{dropHistory, args{"table": t, "keep": keep.History}}, pgx.RowTo[int])
-			if err != nil {
-				return swept, err
-			}
+			note(err)
 			swept.Partitions += n
 		}
 	}
@@ -84,14 +92,25 @@ func (db *DB) Sweep(ctx context.Context, epoch int64, keep Retention) (swept Swe
 		if s.keep <= 0 {
 			continue
 		}
+		n, err := db.sweep(ctx, s.sql, s.keep)
+		note(err)
+		*s.n += n
+	}
+	return swept, errors.Join(errs...)
+}
+
+// sweep removes what one statement finds, a batch at a time.
+func (db *DB) sweep(ctx context.Context, sql string, keep time.Duration) (total int64, err error) {
+	for {
+		var n int64
 		err := db.within(ctx, "sweep", func(ctx context.Context, tx pgx.Tx) error {
-			tag, err := tx.Exec(ctx, s.sql, args{"keep": s.keep})
-			*s.n += tag.RowsAffected()
+			tag, err := tx.Exec(ctx, sql, args{"keep": keep, "most": sweepBatch})
+			n = tag.RowsAffected()
 			return err
 		})
-		if err != nil {
-			return swept, err
+		if err != nil || n == 0 {
+			return total, err
 		}
+		total += n
 	}
-	return swept, nil
 }

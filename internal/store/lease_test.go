@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -364,6 +365,7 @@ func TestSettle(t *testing.T) {
 	})
 	t.Run("after the reaper fills in the result and the cost", func(t *testing.T) {
 		c := d.running(func(r *job.Request) { r.Retry.Policy = job.RetryNever })
+		d.beat(job.Beat{Lease: c.Lease, StartedAt: time.Now()})
 		d.lapse(c.Job)
 		d.reap()
 		if s := d.state(c.Job); s != job.Failed {
@@ -383,6 +385,16 @@ func TestSettle(t *testing.T) {
 		got, err := d.Orphans(t.Context(), store.OrphanFilter{States: []job.OrphanState{job.OrphanGone}})
 		if err != nil || len(got) == 0 || got[len(got)-1].Job != c.Job {
 			t.Errorf("orphans %+v, %v", got, err)
+		}
+	})
+	t.Run("of a dead worker's attempt, late, knows no more of its cost than the beats told", func(t *testing.T) {
+		c := d.running(func(r *job.Request) { r.Retry.Policy = job.RetryNever })
+		d.beat(job.Beat{Lease: c.Lease, StartedAt: time.Now(), CostUSD: &cost})
+		d.lapse(c.Job)
+		d.reap()
+		is(t, d.settle(ended(c, job.EndLost, touched, func(r *job.Report) { r.CostUSD = &cost })), job.SettledLate, job.Failed)
+		if !ask[bool](d, `SELECT cost_partial AND late FROM turnpike.attempts WHERE job_id = $1`, string(c.Job)) {
+			t.Error("what a killed turn had told passes for all it cost")
 		}
 	})
 	t.Run("late while the next attempt runs leaves that one alone", func(t *testing.T) {
@@ -542,7 +554,7 @@ func TestSettle(t *testing.T) {
 			})
 			wg.Go(func() {
 				var err error
-				if reaped, err = d.Reap(t.Context(), d.epoch, 10); err != nil {
+				if reaped, err = d.Reap(t.Context(), d.epoch, later, 10); err != nil {
 					t.Error(err)
 				}
 			})
@@ -601,6 +613,31 @@ func TestReap(t *testing.T) {
 			t.Errorf("the other is %s", s)
 		}
 	})
+	t.Run("leaves what lapsed by a clock that jumped since it was asked", func(t *testing.T) {
+		c := d.running()
+		before := ask[time.Time](d, `SELECT now()`)
+		d.sql(`UPDATE turnpike.queue SET lease_until = clock_timestamp() WHERE job_id = $1`, string(c.Job))
+		if got, err := d.Reap(t.Context(), d.epoch, before, 10); err != nil || len(got) != 0 {
+			t.Errorf("%+v, %v", got, err)
+		}
+		if got := d.reap(); len(got) != 1 || got[0].Job != c.Job {
+			t.Errorf("%+v", got)
+		}
+	})
+	t.Run("puts on record what may still run, and nothing where nothing was started", func(t *testing.T) {
+		none, some := d.running(), d.running()
+		d.beat(job.Beat{Lease: some.Lease, StartedAt: time.Now()})
+		d.lapse(none.Job)
+		d.lapse(some.Job)
+		d.reap()
+		left, err := d.OrphansLeft(t.Context())
+		has := func(c job.Claimed) bool {
+			return slices.ContainsFunc(left, func(o job.Orphan) bool { return o.Job == c.Job })
+		}
+		if err != nil || has(none) || !has(some) {
+			t.Errorf("%+v, %v", left, err)
+		}
+	})
 	t.Run("ends a job that crashed three workers", func(t *testing.T) {
 		id := d.enqueue(func(r *job.Request) { r.Retry.Policy, r.Retry.MaxTries = job.RetryAlways, 20 })
 		for i := range 3 {
@@ -636,7 +673,7 @@ func TestReap(t *testing.T) {
 		}
 	})
 	t.Run("is the leader's", func(t *testing.T) {
-		_, err := d.Reap(t.Context(), d.epoch+1, 1)
+		_, err := d.Reap(t.Context(), d.epoch+1, later, 1)
 		wantIs(t, err, job.ErrNotLeader)
 	})
 }

@@ -504,7 +504,7 @@ func (m *machine) reap(rt *rapid.T) {
 			lapsed[id] = true
 		}
 	}
-	got, err := m.d.Reap(m.d.t.Context(), m.d.epoch, 100)
+	got, err := m.d.Reap(m.d.t.Context(), m.d.epoch, later, 100)
 	if err != nil {
 		rt.Fatal(err)
 	}

@@ -83,6 +83,28 @@ func TestOutage(t *testing.T) {
 			t.Errorf("did not come back: %v", err)
 		}
 	})
+	t.Run("the primary is one no more, and stays connected", func(t *testing.T) {
+		d := open(t, func(c *store.Config) { c.App, c.MaxConns = "reading", 1 })
+		end := func() {
+			d.sql(`SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'reading' AND datname = current_database()`)
+		}
+		set := func(what string) {
+			d.sql(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I ` + what + `', current_database()); END $$`)
+		}
+		set("SET default_transaction_read_only = on")
+		end()
+		for i := 0; ; i++ {
+			if _, err := d.Enqueue(t.Context(), []job.Entry{entry(t)}); i > 0 { // the first may meet the ended session
+				wantIs(t, err, job.ErrUnavailable)
+				break
+			}
+		}
+		d.sql(`SET default_transaction_read_only = off`)
+		set("RESET default_transaction_read_only")
+		if _, err := d.Enqueue(t.Context(), []job.Entry{entry(t)}); err != nil {
+			t.Errorf("it goes on with a server that only reads: %v", err)
+		}
+	})
 	t.Run("the caller's own end is no outage", func(t *testing.T) {
 		d := open(t)
 		ctx, cancel := context.WithCancelCause(t.Context())

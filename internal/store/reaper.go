@@ -17,7 +17,7 @@ const lapsed = `
 	SELECT job_id::text, attempt, lease_no, token::text, worker, started_at, coalesce(conversation, ''), turns, tool_calls,
 		(cost_usd * 1000000)::bigint, orphan, now()
 	FROM turnpike.queue
-	WHERE dispatched_at IS NOT NULL AND state = 'running' AND lease_until < now()
+	WHERE dispatched_at IS NOT NULL AND state = 'running' AND lease_until < least(now(), @as_of)
 	ORDER BY job_id
 	LIMIT @most
 	FOR UPDATE SKIP LOCKED`
@@ -35,14 +35,15 @@ func (db *DB) Lapsed(ctx context.Context) (time.Duration, error) {
 // Reap closes up to limit attempts whose lease lapsed, with what their beats told,
 // and decides what follows. When the database was away, or this program was, leases
 // lapsed because nobody could renew them: it is the caller who waits a full lease
-// before. It returns job.ErrNotLeader.
-func (db *DB) Reap(ctx context.Context, epoch int64, limit int) ([]job.Reaped, error) {
+// before. asOf is the database's time at which the caller found that it may: what lapsed
+// after it, by a clock that jumped since, is left. It returns job.ErrNotLeader.
+func (db *DB) Reap(ctx context.Context, epoch int64, asOf time.Time, limit int) ([]job.Reaped, error) {
 	var out []job.Reaped
 	err := db.within(ctx, "reap", func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, asLeader, args{"epoch": epoch}); err != nil {
 			return err
 		}
-		rows, err := tx.Query(ctx, lapsed, args{"most": limit})
+		rows, err := tx.Query(ctx, lapsed, args{"most": limit, "as_of": asOf})
 		if err != nil {
 			return err
 		}
@@ -94,6 +95,9 @@ func toLost(row pgx.CollectableRow) (job.Report, error) {
 	if started != nil {
 		r.Started, r.StartedAt = true, *started
 		r.DurationMS = max(0, r.EndedAt.Sub(*started).Milliseconds())
+	}
+	if started == nil {
+		return r, nil // nothing is made or executed before a beat has told of it
 	}
 	// Its conversation went with its worker: nobody kept it.
 	if err := json.Unmarshal(kept, &orphan); err != nil {

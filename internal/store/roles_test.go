@@ -219,7 +219,7 @@ func TestRoles(t *testing.T) {
 			{"clock", func() error { _, err := dispatcher.Clock(ctx); return err }},
 			{"reap", func() error {
 				d.lapse(claimed[0].Job)
-				got, err := dispatcher.Reap(ctx, d.epoch, 10)
+				got, err := dispatcher.Reap(ctx, d.epoch, later, 10)
 				if err == nil && len(got) != 1 {
 					err = fmt.Errorf("reaped %+v", got)
 				}

@@ -218,7 +218,7 @@ const late = `
 			cost_capped = coalesce(r.cost_capped, false), num_turns = greatest(r.num_turns, a.num_turns),
 			tool_calls = greatest(r.tool_calls, a.tool_calls),
 			cost_usd = CASE WHEN r.cost_usd >= 0 THEN least(r.cost_usd, 99999999) ELSE a.cost_usd END,
-			cost_partial = a.cost_partial AND (r.cost_usd IS NULL OR r.cost_usd < 0),
+			cost_partial = a.cost_partial AND (r.ending = 'lost' OR r.cost_usd IS NULL OR r.cost_usd < 0),
 			rate_limit = r.rate_limit, versions = r.versions, added = r.added, session_dir = coalesce(r.session_dir, ''),
 			result_text = coalesce(r.result_text, ''), result = r.result, patch = r.patch
 		FROM r
@@ -227,7 +227,7 @@ const late = `
 	),
 	c AS MATERIALIZED (
 		SELECT r.*, a.budgets, a.cost_usd AS counted, CASE WHEN r.cost_usd >= 0 THEN least(r.cost_usd, 99999999) ELSE a.cost_usd END AS cost,
-			r.cost_usd IS NULL OR r.cost_usd < 0 AS partly
+			r.ending = 'lost' OR r.cost_usd IS NULL OR r.cost_usd < 0 AS partly
 		FROM r JOIN f ON f.job_id = r.job_id AND f.attempt = r.attempt
 		JOIN turnpike.attempts a ON a.job_id = r.job_id AND a.attempt = r.attempt -- as the reaper wrote it
 	),

@@ -143,7 +143,7 @@ func together[T any](ctx context.Context, db *DB, what string, row pgx.RowToFunc
 		err = closed
 	}
 	if err != nil {
-		return nil, fail(ctx, what, err)
+		return nil, db.fail(ctx, what, err)
 	}
 	return out, nil
 }
@@ -174,14 +174,14 @@ func (db *DB) exec(ctx context.Context, what, sql string, a args) error {
 	} else {
 		_, err = db.pool.Exec(call, sql, a)
 	}
-	return fail(ctx, what, err)
+	return db.fail(ctx, what, err)
 }
 
 // within runs do in a transaction, for what needs more than one round trip.
 func (db *DB) within(ctx context.Context, what string, do func(context.Context, pgx.Tx) error) error {
 	call, cancel := context.WithTimeout(ctx, db.timeout)
 	defer cancel()
-	return fail(ctx, what, pgx.BeginFunc(call, db.pool, func(tx pgx.Tx) error { return do(call, tx) }))
+	return db.fail(ctx, what, pgx.BeginFunc(call, db.pool, func(tx pgx.Tx) error { return do(call, tx) }))
 }
 
 // Codes that the functions of the schema raise.
@@ -191,6 +191,17 @@ const (
 	codeInvalid   = "TQ003"
 	codeNotLeader = "TQ004"
 )
+
+const codeReadOnly = "25006"
+
+// fail also lets go of the pool's connections where one leads to a server that only
+// reads: it was the primary, and stays connected.
+func (db *DB) fail(ctx context.Context, what string, err error) error {
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == codeReadOnly {
+		db.pool.Reset()
+	}
+	return fail(ctx, what, err)
+}
 
 // fail wraps err in what was attempted and in the kind the caller acts on. ctx is
 // the caller's: when it ended, that is the reason, and not the database's state.
@@ -213,6 +224,8 @@ func fail(ctx context.Context, what string, err error) error {
 			return fmt.Errorf("%s: %w: %s", what, job.ErrNotLeader, pg.Message)
 		case passing(pg.Code):
 			return fmt.Errorf("%s: %w: %w", what, job.ErrUnavailable, err)
+		case strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "23"): // data, constraints
+			return fmt.Errorf("%s: %w: %w", what, job.ErrUnstorable, err)
 		}
 		return fmt.Errorf("%s: %w", what, err)
 	}
@@ -230,7 +243,7 @@ func passing(code string) bool {
 		"55P03",                                     // lock timeout
 		"57014",                                     // statement timeout or cancelled
 		"57P01", "57P02", "57P03", "57P04", "57P05", // shutdown, crash, starting, dropped, idle
-		"25006": // read-only: the primary moved
+		codeReadOnly: // the primary moved
 		return true
 	}
 	return strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53") || strings.HasPrefix(code, "58")

@@ -183,9 +183,19 @@ func (d *desk) due() {
 	}
 }
 
+func (d *desk) beat(b job.Beat) {
+	d.t.Helper()
+	if got, err := d.Beat(d.t.Context(), worker, []job.Beat{b}); err != nil || len(got) != 1 || !got[0].Ours {
+		d.t.Fatalf("beat: %+v, %v", got, err)
+	}
+}
+
+// later is after every lease of the tests.
+var later = time.Now().Add(1000 * time.Hour)
+
 func (d *desk) reap() []job.Reaped {
 	d.t.Helper()
-	got, err := d.Reap(d.t.Context(), d.epoch, 100)
+	got, err := d.Reap(d.t.Context(), d.epoch, later, 100)
 	if err != nil {
 		d.t.Fatal(err)
 	}

@@ -161,6 +161,9 @@ func TestRecovery(t *testing.T) {
 		if len(reports) != 1 || r.store.orphans[0].State != job.OrphanUnreachable {
 			t.Errorf("%d reports, orphans %+v", len(reports), r.store.orphans)
 		}
+		if left := reports[0].Left; len(left) != 1 || left[0].State != job.OrphanUnreachable {
+			t.Errorf("the report says that it left %+v", left)
+		}
 		rec.End = func(context.Context, agent.Identity) (bool, error) { return false, nil }
 		must(t, rec.Run(t.Context()))
 		if last := r.store.orphans[len(r.store.orphans)-1]; last.State != job.OrphanGone || len(reports) != 1 {

@@ -39,6 +39,7 @@ type store struct {
 	lose     int
 	claims   int
 	deaf     bool // beats alone fail
+	hazy     bool // beats renew, and then fail
 	stalled  bool // claims have no answer
 	refuse   func(job.Report) error
 	unknown  map[job.ID]bool
@@ -120,6 +121,9 @@ func (s *store) Beat(_ context.Context, _ string, beats []job.Beat) ([]job.Beate
 			a.Cancelled, a.Over = s.cancelled[b.Job], s.over[b.Job]
 		}
 		answers = append(answers, a)
+	}
+	if s.hazy {
+		return answers, errAway
 	}
 	return answers, nil
 }

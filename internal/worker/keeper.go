@@ -294,14 +294,18 @@ func (k *Keeper) Run(ctx context.Context) error {
 			next = earlier(next, time.Now().Add(k.interval()))
 		case a := <-answers:
 			inFlight = false
-			if a.err != nil {
+			k.learn(a) // what was answered counts, whatever failed after it
+			switch {
+			case a.err == nil:
+				failures = 0
+			case len(a.got) > 0:
+				failures = 0
+				k.Log.Warn("leases were renewed, but not all about them is known", "turns", len(a.asked), "error", a.err)
+			default:
 				failures++
 				// Soon again, while the lease lasts; but not all workers at once.
 				next = earlier(next, time.Now().Add(min(k.interval(), time.Second<<min(failures, 4)/2)))
 				k.Log.Warn("leases were not renewed", "turns", len(a.asked), "failures", failures, "error", a.err)
-			} else {
-				failures = 0
-				k.learn(a)
 			}
 		case <-timer.C:
 		}

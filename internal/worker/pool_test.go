@@ -306,6 +306,40 @@ func TestPool(t *testing.T) {
 		must(t, stop())
 	})
 
+	inBubble(t, "keeps a lane whose attempts could not begin because Postgres was away", 1, func(t *testing.T, r *rig) {
+		r.store.deaf = true
+		for n := range 4 {
+			r.stream.push(r.store.add(n+1, plain()))
+		}
+		stop := r.serve(t)
+		for range 4 {
+			if rep := <-r.store.reported; rep.Ending != job.EndUnready || rep.Started {
+				t.Errorf("reported %s, started %v", rep.Ending, rep.Started)
+			}
+		}
+		if s := r.pool.Status().Lanes[0]; s.Closed != "" {
+			t.Errorf("the lane is closed: %s", s.Closed)
+		}
+		must(t, stop())
+	})
+
+	inBubble(t, "goes on with leases that were renewed, whatever failed after it", 1, func(t *testing.T, r *rig) {
+		d := r.store.add(1, plain())
+		r.stream.push(d)
+		stop := r.serve(t)
+		<-r.runs.started
+		r.store.set(func() { r.store.hazy = true })
+		time.Sleep(10 * time.Minute)
+		if h := r.runs.control.history(); len(h) != 0 {
+			t.Errorf("the turn saw %q", h)
+		}
+		r.store.set(func() { r.store.cancelled[d.Job] = &job.Cancelled{By: "ann"} })
+		if rep := <-r.store.reported; rep.Ending != job.EndCancelled {
+			t.Errorf("reported %s", rep.Ending)
+		}
+		must(t, stop())
+	})
+
 	inBubble(t, "keeps a lane whose attempts lack a workspace", 1, func(t *testing.T, r *rig) {
 		r.places.err = fmt.Errorf("clone: %w", agent.ErrUnready)
 		for n := range 4 {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"turnpike/internal/agent"
@@ -100,11 +101,11 @@ func (r *Recovery) one(ctx context.Context, m *mark) error {
 		}
 	}
 	var left []thing
-	var orphans []job.Orphan
+	var orphans, alive []job.Orphan
 	for _, t := range m.Things {
 		o, ended := r.end(ctx, m, t, past)
 		if !ended {
-			left = append(left, t)
+			left, alive = append(left, t), append(alive, o)
 		}
 		if t.Kind != agent.KindServer || !ended {
 			orphans = append(orphans, o)
@@ -119,7 +120,8 @@ func (r *Recovery) one(ctx context.Context, m *mark) error {
 		}
 		if !m.Reported {
 			rep := r.report(m, past)
-			rep.Left, rep.Patch = unrecorded, clone
+			// A report that does not list what still runs says that it is gone.
+			rep.Left, rep.Patch = union(unrecorded, alive), clone
 			if err := r.Put(rep); err != nil {
 				return err
 			}
@@ -190,6 +192,16 @@ func (r *Recovery) record(ctx context.Context, orphans []job.Orphan) (unrecorded
 		}
 	}
 	return unrecorded
+}
+
+// union is a, and what of b it does not have.
+func union(a, b []job.Orphan) []job.Orphan {
+	for _, o := range b {
+		if !slices.ContainsFunc(a, func(have job.Orphan) bool { return have.Kind == o.Kind }) {
+			a = append(a, o)
+		}
+	}
+	return a
 }
 
 // report is what can still be said of the attempt.

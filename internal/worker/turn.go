@@ -177,7 +177,8 @@ func (a *attempt) run(ctx context.Context) (res *agent.Result, err error) {
 		res, err = a.Run(ctx, launch)
 	}
 	if res == nil && err != nil {
-		a.local = errors.Is(err, agent.ErrUnready)
+		// A lease in doubt says nothing about this worker's own parts.
+		a.local = errors.Is(err, agent.ErrUnready) && !errors.Is(err, errDoubtful)
 		res = a.broken(ctx, err)
 	}
 	if res != nil && res.HasOutcome && res.Outcome.Work.IsZero() {
