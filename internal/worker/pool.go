@@ -67,7 +67,8 @@ type Pool struct {
 	BeatEvery   time.Duration // default 10 s
 	CallTimeout time.Duration // of each database call; default 15 s
 	// Drain is how long turns may go on after an ordered stop; default 1 minute.
-	// Stopping and settling what is left then gets LastCall; default 30 s.
+	// Stopping, keeping and settling what is left then gets LastCall; default 2 minutes:
+	// a grace, a large clone and a slow archive come before a report can be spooled.
 	Drain, LastCall time.Duration
 	Log             *slog.Logger
 
@@ -91,7 +92,7 @@ func (p *Pool) init() {
 		p.BeatEvery = cmp.Or(p.BeatEvery, 10*time.Second)
 		p.CallTimeout = cmp.Or(p.CallTimeout, 15*time.Second)
 		p.Drain = cmp.Or(p.Drain, time.Minute)
-		p.LastCall = cmp.Or(p.LastCall, 30*time.Second)
+		p.LastCall = cmp.Or(p.LastCall, 2*time.Minute)
 		p.keeper = &Keeper{Leases: p.Store, Worker: p.Turns.Worker, Every: p.BeatEvery, CallTimeout: min(p.CallTimeout, p.BeatEvery), Log: p.Log}
 		p.settler = &Settler{
 			Reports: p.Store, Results: p.Results, State: p.Turns.State, CallTimeout: p.CallTimeout,
