@@ -278,6 +278,7 @@ type schedule struct {
 	job.Due
 	retry    time.Time
 	fail     error     // what firing answers
+	room     int       // for so many jobs at once; 0: for any
 	answer   job.Fired // what it does otherwise
 	fired    []job.Firing
 	deferred []string
@@ -310,6 +311,8 @@ func (s *store) Fire(_ context.Context, epoch int64, f job.Firing) (job.Fired, e
 	switch {
 	case c.fail != nil:
 		return job.Fired{}, c.fail
+	case c.room > 0 && len(f.Entries) > c.room:
+		return job.Fired{}, job.ErrQueueFull
 	case !c.At.Equal(f.At):
 		return job.Fired{}, job.ErrConflict
 	}

@@ -76,6 +76,10 @@ func (s *Schedules) fire(ctx context.Context, epoch int64, d job.Due) error {
 	if err == nil {
 		fired, err = s.Jobs.Fire(ctx, epoch, f)
 	}
+	if errors.Is(err, job.ErrQueueFull) && len(f.Entries) > 1 { // or there might never be room for all at once
+		f = f.Oldest()
+		fired, err = s.Jobs.Fire(ctx, epoch, f)
+	}
 	switch {
 	case err == nil:
 		s.tell(f, fired)

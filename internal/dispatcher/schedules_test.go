@@ -134,6 +134,25 @@ func TestSchedules(t *testing.T) {
 		}
 	})
 
+	t.Run("what there is no room for at once is made up for bit by bit", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			begun := time.Now()
+			s := newStore(0)
+			s.schedules = []*schedule{minutely(1, job.MissedAll)}
+			s.schedules[0].room = 2
+			passes(7 * time.Minute) // before anybody leads
+			running(t, dispatch(s, newStream(s), "a", dispatcher.NewBell()).Run)
+			passes(30 * time.Second)
+			if got := s.minutes(begun, 0); !slices.Equal(got, []int{1, 2, 3, 4, 5, 6, 7}) {
+				t.Errorf("jobs for the minutes %v", got)
+			}
+			if why := s.schedules[0].deferred; len(why) > 0 {
+				t.Errorf("deferred: %v", why)
+			}
+		})
+	})
+
 	t.Run("one that changed meanwhile is no trouble", func(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {

@@ -292,6 +292,15 @@ func (d Due) Firing() (Firing, error) {
 	return f, nil
 }
 
+// Oldest is f for its oldest job alone; the times of the others are still to be acted on.
+func (f Firing) Oldest() Firing {
+	if len(f.Entries) > 1 {
+		f.Next = f.Entries[1].Request.RunAt
+		f.Entries = f.Entries[:1]
+	}
+	return f
+}
+
 // tell says what became of the times that were missed.
 func (d Due) tell(late, left int) string {
 	if late == 0 {

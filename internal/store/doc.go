@@ -19,7 +19,8 @@
 //	dispatched  -> running              Claim
 //	running     -> succeeded | failed | cancelled | queued | scheduled
 //	                                    Settle by token, Reap after the lease lapsed: turnpike.after decides
-//	scheduled, queued, dispatched -> cancelled      Cancel, and Fire under that policy; a running job gets a flag, which beats return
+//	scheduled, queued, dispatched -> cancelled      Cancel; a running job gets a flag, which beats return;
+//	                                                Fire does the same to the last job, under that policy
 //	scheduled, queued, dispatched -> failed         Promote: past its deadline, or unready for too long
 //	scheduled, queued (unchecked) -> failed         Checked: the request is refused
 //
@@ -55,6 +56,13 @@
 // is spent, each by that sum at its time. Two claims at once may be given the same
 // money: the beats of both find out. Jobs under no budget have NULL, and no statement
 // asks anything for them.
+//
+// # Schedules
+//
+// Fire acts on a time of a schedule in one transaction: it holds the lead, then the
+// schedule's row, which must be as it was when it was decided what to do; it writes the
+// jobs and the next time. So a time is acted on once, and the idempotency key of each
+// job, made of the schedule and the time, holds even should a row forget.
 //
 // # Failure
 //
