@@ -1,9 +1,17 @@
 -- +goose Up
 
+-- To go on without a broker, and without a machine.
+--
 -- What a machine that never came back left is unreachable: nobody will verify it, and it
 -- keeps no history. The release before neither sets nor reads the columns; what it
 -- records for such an orphan stays as it is.
 SET LOCAL lock_timeout = '10s';
+
+-- Workers may look for what is dispatched: a lane's live rows in the order of their
+-- dispatch, which neither a claim nor a beat changes.
+CREATE INDEX queue_offered ON turnpike.queue (lane, dispatched_at, tenant) WHERE dispatched_at IS NOT NULL;
+DROP INDEX turnpike.queue_live;
+ALTER INDEX turnpike.queue_offered RENAME TO queue_live;
 
 ALTER TABLE turnpike.orphans ADD COLUMN host text NOT NULL DEFAULT '', ADD COLUMN abandoned_at timestamptz,
 	ADD CONSTRAINT abandoned CHECK (abandoned_at IS NULL OR state IN ('unreachable', 'gone'));
@@ -51,3 +59,9 @@ UNION ALL
 SELECT q.job_id, q.attempt, coalesce(q.orphan #>> '{identity,kind}', q.orphan ->> 'kind'), (q.orphan -> 'identity')::jsonb, q.worker, q.orphan ->> 'state',
 	NULL, NULL, NULL, q.turns, q.claimed_at, NULL, coalesce(w.host, ''), NULL
 FROM turnpike.queue q LEFT JOIN turnpike.workers w ON w.id = q.worker WHERE q.state = 'running';
+
+CREATE OR REPLACE VIEW turnpike.v_workers AS
+SELECT id, host, version, state_dir, draining, registered_at, seen_at, seen_at > now() - interval '30 seconds' AS alive,
+	l ->> 'lane' AS lane, (l ->> 'slots')::integer AS slots, (l ->> 'free')::integer AS free, coalesce(l ->> 'closed', '') AS closed, lease, inert,
+	coalesce(l ->> 'via', '') AS via -- how it finds its jobs; empty where it does not tell
+FROM turnpike.workers CROSS JOIN LATERAL jsonb_array_elements(lanes) l;

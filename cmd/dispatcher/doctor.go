@@ -10,6 +10,7 @@ import (
 
 	"turnpike/cmd/internal/cli"
 	"turnpike/internal/buildinfo"
+	"turnpike/internal/job"
 	"turnpike/internal/queue"
 	"turnpike/internal/store"
 )
@@ -49,6 +50,7 @@ var judgements = map[string]struct {
 	"pauses":       {look, "`dispatcher resume SCOPE NAME` ends one"},
 	"budgets":      {look, "wait for the window, or `dispatcher budget set` more"},
 	"cost caps":    {look, "cost_cap_usd has no effect on its turns; budgets refuse them unless --prices has their model"},
+	"delivery":     {look, "see that the worker reaches NATS and that its --transport is the dispatcher's; until then it looks for jobs in Postgres"},
 	"orphans":      {look, "start a worker with the same state directory, or look at its machine and `dispatcher orphans gone`"},
 	"retention":    {look, "cancel the jobs; close the orphans"},
 }
@@ -113,6 +115,10 @@ func examine(ctx context.Context, cfg settings, version string) []finding {
 	if db != nil {
 		defer db.Close()
 	}
+	if cfg.transport == job.ByPostgres {
+		return append(all, finding{Check: "transport", Status: fine, What: "postgres: there is no NATS"})
+	}
+	all = append(all, finding{Check: "transport", Status: fine, What: "nats"})
 	return append(all, examineNATS(ctx, cfg, db)...)
 }
 
@@ -145,7 +151,7 @@ func examineDatabase(ctx context.Context, cfg settings, version string) (all []f
 	default:
 		all = append(all, finding{Check: "clock", Status: fine})
 	}
-	found, err := db.Complaints(ctx, store.Expected{Version: version, KeepHistory: cfg.history})
+	found, err := db.Complaints(ctx, store.Expected{Version: version, KeepHistory: cfg.history, Transport: cfg.transport})
 	if err != nil {
 		return append(all, finding{"queries", wrong, err.Error(), "use a dispatcher's login"}), db
 	}

@@ -52,7 +52,7 @@ func newPatient(t *testing.T) *patient {
 	p := &patient{t: t, env: testenv.Postgres(t, migrated)}
 	p.pool = p.env.Pool(t)
 	broker := testenv.NATS(t)
-	p.cfg = settings{database: p.env.Login(t, "turnpike_dispatcher"), lease: time.Minute, history: 90 * 24 * time.Hour, replicas: 1,
+	p.cfg = settings{transport: job.ByNATS, database: p.env.Login(t, "turnpike_dispatcher"), lease: time.Minute, history: 90 * 24 * time.Hour, replicas: 1,
 		nats: queue.Config{URL: broker.URL(), Log: slog.New(slog.DiscardHandler)}}
 	var err error
 	if p.db, err = store.Open(t.Context(), store.Config{DSN: p.env.DSN(), LeaseLength: p.cfg.lease}); err != nil {
@@ -226,6 +226,9 @@ func TestDoctor(t *testing.T) {
 		{"cost caps", look, "worker w1: codex never tells", func(p *patient) {
 			p.register("w1", func(w *job.WorkerInfo) { w.Inert = []string{"codex"} })
 		}},
+		{"delivery", look, "worker w1 finds the jobs of lane none-confined/default by postgres", func(p *patient) {
+			p.register("w1", func(w *job.WorkerInfo) { w.Lanes[0].Via = job.ByPostgres })
+		}},
 		{"orphans", look, "left a process that is creating, of worker w1", func(p *patient) {
 			p.run()
 			p.sql(`UPDATE turnpike.queue SET started_at = now(), lease_until = now() - interval '5 minutes'`)
@@ -273,6 +276,20 @@ func TestDoctor(t *testing.T) {
 			}
 		})
 	}
+	t.Run("an installation without NATS", func(t *testing.T) {
+		p := newPatient(t)
+		p.cfg.transport, p.cfg.nats.URL = job.ByPostgres, "nats://127.0.0.1:1"
+		p.register("w1", func(w *job.WorkerInfo) { w.Lanes[0].Via = job.ByPostgres })
+		found := p.findings()
+		if !slices.Contains(found, finding{Check: "transport", Status: fine, What: "postgres: there is no NATS"}) {
+			t.Errorf("found %+v", found)
+		}
+		for _, f := range found {
+			if f.Status != fine || f.Check == "nats" || f.Check == "streams" {
+				t.Errorf("%+v", f)
+			}
+		}
+	})
 	t.Run("a worker's login that may do more", func(t *testing.T) {
 		p := newPatient(t)
 		u, err := pgx.ParseConfig(p.env.Login(t, "turnpike_worker"))

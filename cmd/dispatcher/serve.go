@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -21,6 +22,7 @@ import (
 	"turnpike/internal/api"
 	"turnpike/internal/buildinfo"
 	"turnpike/internal/dispatcher"
+	"turnpike/internal/job"
 	"turnpike/internal/queue"
 	"turnpike/internal/store"
 )
@@ -35,6 +37,9 @@ and the others answer HTTP and stand by.
 Settings that are secrets come from the environment or the settings file:
 TURNPIKE_DATABASE_URL (or --database-url-file) and TURNPIKE_NATS_URL, with
 TURNPIKE_NATS_USER and TURNPIKE_NATS_PASSWORD where the URL has none.
+
+With --transport postgres there is no NATS: workers, given the same, look for their
+jobs in Postgres. What turns say and change then stays in their session directories.
 
 Without --tokens-file everyone who can reach the address is an operator, so only a
 loopback address is taken.`,
@@ -64,6 +69,7 @@ loopback address is taken.`,
 func reachFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.String("database-url-file", "", "file with the database's URL")
+	f.String("transport", string(job.ByNATS), "how workers learn of jobs: nats, or postgres, which needs no NATS")
 	f.String("nats-user", "", "NATS user")
 	f.String("nats-password-file", "", "file with the NATS password")
 	f.String("nats-creds-file", "", "NATS credentials file, instead of user and password")
@@ -100,6 +106,7 @@ type settings struct {
 	listen      string
 	tokens      []api.Token
 	database    string
+	transport   job.Transport
 	nats        queue.Config
 	lease       time.Duration
 	unready     time.Duration
@@ -143,13 +150,19 @@ func reachOf(s *cli.Settings) (cfg settings, err error) {
 	if cfg.database == "" {
 		return cfg, cli.Usagef("no database: set TURNPIKE_DATABASE_URL, or --database-url-file; `dispatcher dev` needs none")
 	}
+	if cfg.transport, err = job.ParseTransport(s.String("transport")); err != nil {
+		return cfg, cli.Usagef("%w", err)
+	}
+	if cfg.transport == job.ByPostgres {
+		return cfg, nil // whatever is set for NATS is not looked at
+	}
 	cfg.nats.URL, cfg.nats.User = s.String("nats-url"), s.String("nats-user")
 	cfg.nats.Credentials, cfg.nats.RootCA = s.String("nats-creds-file"), s.String("nats-ca-file")
 	if cfg.nats.Password, err = s.Secret("nats-password"); err != nil {
 		return cfg, err
 	}
 	if cfg.nats.URL == "" {
-		return cfg, cli.Usagef("no NATS: set TURNPIKE_NATS_URL, such as nats://127.0.0.1:4222; `dispatcher dev` needs none")
+		return cfg, cli.Usagef("no NATS: set TURNPIKE_NATS_URL, such as nats://127.0.0.1:4222, or run without: --transport postgres; `dispatcher dev` needs none")
 	}
 	cfg.replicas = s.Int("nats-replicas")
 	return cfg, nil
@@ -157,7 +170,7 @@ func reachOf(s *cli.Settings) (cfg settings, err error) {
 
 func commonSettings(s *cli.Settings) settings {
 	cfg := settings{
-		listen: s.String("listen"), lease: s.Duration("lease"), unready: s.Duration("unready-for"), poll: s.Duration("poll"),
+		transport: job.ByNATS, listen: s.String("listen"), lease: s.Duration("lease"), unready: s.Duration("unready-for"), poll: s.Duration("poll"),
 		ackWait: s.Duration("ack-wait"), history: s.Duration("keep-history"), unreachable: s.Duration("unreachable-after"), replicas: 1,
 	}
 	of := func(what string) kept {
@@ -213,25 +226,13 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 	if _, _, err := store.Version(ctx, cfg.database); errors.Is(err, store.ErrSchema) {
 		return err // an outage is waited for, an old schema is not
 	}
-	cfg.nats.Name, cfg.nats.Role, cfg.nats.Log = "dispatcher "+holder, queue.Dispatcher, log
-	nc, err := queue.Connect(cfg.nats)
-	if err != nil {
-		return err
-	}
-	defer nc.Close()
-
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	metrics := dispatcher.NewMetrics(reg)
 	bell := dispatcher.NewBell()
 	health := &dispatcher.Health{Log: log}
 	d := &dispatcher.Dispatcher{
-		Store:     db,
-		Publisher: nc,
-		Streams:   adminOf(cfg, nc),
-		Reports:   nc,
-		Wakes:     nc,
-		Pusher:    nc,
+		Store: db,
 		Sweep: func(ctx context.Context, epoch int64) error {
 			swept, err := db.Sweep(ctx, epoch, retention(cfg.history, cfg.unreachable))
 			metrics.Abandoned(swept.Unreachable)
@@ -243,21 +244,35 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 		Holder: holder, Bell: bell, Lease: cfg.lease, AckWait: cfg.ackWait, Poll: cfg.poll,
 		Health: health, Metrics: metrics, Log: log,
 	}
-	server, err := api.New(api.Config{
-		Intake:      &dispatcher.Intake{Jobs: db, Waker: nc, Bell: bell, Metrics: metrics, Log: log},
+	intake := &dispatcher.Intake{Jobs: db, Bell: bell, Metrics: metrics, Log: log}
+	control := &dispatcher.Control{Jobs: db, Bell: bell, Log: log}
+	front := api.Config{
+		Intake:      intake,
 		Jobs:        db,
-		Control:     &dispatcher.Control{Jobs: db, Pusher: nc, Waker: nc, Bell: bell, Log: log},
+		Control:     control,
 		Schedules:   db,
-		Transcripts: nc,
-		Patches:     nc,
+		Transcripts: elsewhere{},
+		Patches:     elsewhere{},
 		Tokens:      cfg.tokens,
 		Checks: []api.Check{
 			{Name: "postgres", Ask: db.Ping},
-			{Name: "nats", Advisory: true, Ask: nc.Check},
 			{Name: "loops", Advisory: true, Ask: func(context.Context) error { return partsOf(health) }},
 		},
 		Version: buildinfo.String(), Metrics: reg, Log: log,
-	})
+	}
+	if cfg.transport == job.ByNATS {
+		cfg.nats.Name, cfg.nats.Role, cfg.nats.Log = "dispatcher "+holder, queue.Dispatcher, log
+		nc, err := queue.Connect(cfg.nats)
+		if err != nil {
+			return err
+		}
+		defer nc.Close()
+		d.Publisher, d.Streams, d.Reports, d.Wakes, d.Pusher = nc, adminOf(cfg, nc), nc, nc, nc
+		intake.Waker, control.Waker, control.Pusher = nc, nc, nc
+		front.Transcripts, front.Patches = nc, nc
+		front.Checks = append(front.Checks, api.Check{Name: "nats", Advisory: true, Ask: nc.Check})
+	}
+	server, err := api.New(front)
 	if err != nil {
 		return cli.Usagef("%w", err)
 	}
@@ -265,7 +280,7 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 	if err != nil {
 		return cli.Usagef("listen: %w", err)
 	}
-	log.Info("settings", "version", buildinfo.String(), "listen", l.Addr().String(), "tokens", len(cfg.tokens),
+	log.Info("settings", "version", buildinfo.String(), "transport", cfg.transport, "listen", l.Addr().String(), "tokens", len(cfg.tokens),
 		"lease", cfg.lease.String(), "unready_for", cfg.unready.String(), "poll", cfg.poll.String(), "ack_wait", cfg.ackWait.String(), "keep_history", cfg.history.String())
 
 	// The API stops first: what it accepted meanwhile is in Postgres already.
@@ -276,6 +291,23 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 	stop()
 	all.Wait()
 	return err
+}
+
+// elsewhere stands for the broker's stores where there is no broker: what turns said and
+// changed is in the session directories of their workers only.
+type elsewhere struct{}
+
+// Tail has nothing to tell, however long one follows.
+func (elsewhere) Tail(ctx context.Context, id job.ID, _ int, _ uint64, follow bool, _ func(job.TranscriptChunk) error) error {
+	if follow {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	return fmt.Errorf("transcript of job %s: there is no NATS; it is in the session directory of its worker: %w", id, job.ErrNotKept)
+}
+
+func (elsewhere) GetPatch(_ context.Context, id job.ID, _ int, _ io.Writer) error {
+	return fmt.Errorf("patch of job %s: there is no NATS; it is in the session directory of its worker: %w", id, job.ErrNotKept)
 }
 
 // retention is how long the small records are kept beside the history. Workers are for

@@ -14,6 +14,7 @@ import (
 	"turnpike/internal/agent/confine"
 	"turnpike/internal/agent/sandbox/container"
 	"turnpike/internal/agent/sandbox/sbx"
+	"turnpike/internal/job"
 )
 
 // probed is what a machine can run.
@@ -24,6 +25,8 @@ type probed struct {
 	Container  container.Report `json:"container"`
 	Sandbox    sbx.Report       `json:"sbx"`
 	Tools      []toolProbe      `json:"tools"`
+	// Transport is how a worker with these settings learns of jobs.
+	Transport job.Transport `json:"transport"`
 }
 
 type placementProbe struct {
@@ -69,11 +72,17 @@ no agent's turn and changes nothing.`,
 			if err != nil {
 				return err
 			}
+			transport, err := job.ParseTransport(s.String("transport"))
+			if err != nil {
+				return cli.Usagef("%w", err)
+			}
 			p := probe(cmd.Context(), confineOptions(s, nil), containerProbe(cmd.Context(), s), sbxEngine(s).Probe(cmd.Context()), bins)
+			p.Transport = transport
 			return cli.Print(cmd, p, p.table, p.names)
 		},
 	}
 	turnFlags(cmd, defaultStateDir(), "info")
+	transportFlag(cmd)
 	cli.OutputFlag(cmd)
 	return cmd
 }
@@ -196,6 +205,11 @@ func (p probed) table() cli.Table {
 	for _, x := range p.Tools {
 		t.Rows = append(t.Rows, []string{"tool " + x.Tool, verdict(x.OK), x.Note})
 	}
+	how := "messages of NATS; Postgres is asked while it is away"
+	if p.Transport == job.ByPostgres {
+		how = "Postgres is asked; without NATS no conversation is kept, and transcripts and patches stay in session directories"
+	}
+	t.Rows = append(t.Rows, []string{"transport " + string(p.Transport), "", how})
 	return t
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"strconv"
@@ -38,7 +39,11 @@ slots, and runs them. SIGTERM drains: nothing new is pulled, turns may go on for
 
 Settings that are secrets come from the environment or the settings file:
 TURNPIKE_DATABASE_URL (or --database-url-file) and TURNPIKE_NATS_URL, with
-TURNPIKE_NATS_USER and TURNPIKE_NATS_PASSWORD where the URL has none.`,
+TURNPIKE_NATS_USER and TURNPIKE_NATS_PASSWORD where the URL has none.
+
+While NATS is away jobs are looked for in Postgres. With --transport postgres they
+always are, and no NATS is needed: then conversations are not kept, and what turns say
+and change stays in their session directories.`,
 		Example: `  worker serve --slots none-confined=2 --ceiling /etc/turnpike/ceiling.yaml`,
 		Args:    cli.Args(cobra.NoArgs),
 		RunE:    serve,
@@ -48,6 +53,7 @@ TURNPIKE_NATS_USER and TURNPIKE_NATS_PASSWORD where the URL has none.`,
 	f.String("pool", job.DefaultPool, "the pool served")
 	f.StringSlice("slots", nil, "turns at a time, as PLACEMENT=N; repeat it for more lanes (required)")
 	f.String("database-url-file", "", "file with the database's URL")
+	transportFlag(cmd)
 	f.String("nats-user", "", "NATS user")
 	f.String("nats-password-file", "", "file with the NATS password")
 	f.String("nats-creds-file", "", "NATS credentials file, instead of user and password")
@@ -61,6 +67,12 @@ TURNPIKE_NATS_USER and TURNPIKE_NATS_PASSWORD where the URL has none.`,
 	f.Int64("keep-sessions-mib", 5<<10, "how much session directories may take before the oldest go, in MiB")
 	f.Int64("keep-mirrors-mib", 10<<10, "how much mirrors of git repositories may take before the longest unused go, in MiB")
 	return cmd
+}
+
+// transportFlag adds how jobs are found.
+func transportFlag(cmd *cobra.Command) {
+	cmd.Flags().String("transport", string(job.ByNATS), "how to learn of jobs: nats, or postgres, which needs no NATS; the dispatcher's must be the same")
+	_ = cmd.RegisterFlagCompletionFunc("transport", cobra.FixedCompletions([]string{string(job.ByNATS), string(job.ByPostgres)}, cobra.ShellCompDirectiveNoFileComp)) // the flag is there
 }
 
 func serve(cmd *cobra.Command, _ []string) error {
@@ -88,34 +100,37 @@ func serve(cmd *cobra.Command, _ []string) error {
 		return err
 	}
 	defer db.Close()
-	nc, err := openQueue(s, b)
+	transport, err := job.ParseTransport(s.String("transport"))
 	if err != nil {
-		return err
+		return cli.Usagef("%w", err)
 	}
-	defer nc.Close()
-
-	b.turns.Archive = nc
 	pool := &worker.Pool{
-		Turns:          b.turns,
-		Store:          db,
-		Cancels:        nc,
-		Results:        nc,
-		OpenTranscript: func(id job.ID, attempt int) worker.Transcript { return nc.OpenTranscript(id, attempt) },
-		Retention:      worker.Retention{SessionAge: s.Duration("keep-sessions"), SessionBytes: s.Int64("keep-sessions-mib") << 20, Workspaces: b.mirrors},
-		Version:        buildinfo.String(),
-		BeatEvery:      s.Duration("beat"),
-		Drain:          s.Duration("drain"),
-		Log:            b.log,
+		Turns:     b.turns,
+		Store:     db,
+		Retention: worker.Retention{SessionAge: s.Duration("keep-sessions"), SessionBytes: s.Int64("keep-sessions-mib") << 20, Workspaces: b.mirrors},
+		Version:   buildinfo.String(),
+		BeatEvery: s.Duration("beat"),
+		Drain:     s.Duration("drain"),
+		Log:       b.log,
+	}
+	var nc *queue.Conn // nil without NATS
+	if transport == job.ByNATS {
+		if nc, err = openQueue(s, b); err != nil {
+			return err
+		}
+		defer nc.Close()
+		b.turns.Archive, pool.Cancels, pool.Results = nc, nc, nc
+		pool.OpenTranscript = func(id job.ID, attempt int) worker.Transcript { return nc.OpenTranscript(id, attempt) }
 	}
 	for lane, n := range slots {
-		pool.Lanes = append(pool.Lanes, worker.LaneConfig{Lane: lane, Slots: n, Deliveries: deliveries{nc.Puller(lane, 20*time.Second)}})
+		pool.Lanes = append(pool.Lanes, laneOf(nc, &worker.Polled{Offers: db, Lane: lane, Worker: b.turns.Worker}, n, b.log))
 	}
 	stop, err := answer(cmd.Context(), s.String("listen"), pool, db)
 	if err != nil {
 		return err
 	}
 	defer stop()
-	b.log.Info("settings", "worker", b.turns.Worker, "version", buildinfo.String(), "pool", s.String("pool"), "slots", s.Strings("slots"),
+	b.log.Info("settings", "worker", b.turns.Worker, "transport", transport, "version", buildinfo.String(), "pool", s.String("pool"), "slots", s.Strings("slots"),
 		"ceiling", b.ceiling.Hash(), "state", b.state.Path(), "lease", s.Duration("lease").String(), "beat", s.Duration("beat").String(), "versions", b.turns.Versions)
 	return pool.Run(cmd.Context())
 }
@@ -174,13 +189,24 @@ func openQueue(s *cli.Settings, b *bench) (*queue.Conn, error) {
 		return nil, err
 	}
 	if s.String("nats-url") == "" {
-		return nil, cli.Usagef("no NATS: set TURNPIKE_NATS_URL, such as nats://127.0.0.1:4222")
+		return nil, cli.Usagef("no NATS: set TURNPIKE_NATS_URL, such as nats://127.0.0.1:4222, or run without: --transport postgres")
 	}
 	return queue.Connect(queue.Config{
 		URL: s.String("nats-url"), User: s.String("nats-user"), Password: password,
 		Credentials: s.String("nats-creds-file"), RootCA: s.String("nats-ca-file"),
 		Name: b.turns.Worker, Role: queue.Worker, Log: b.log,
 	})
+}
+
+// laneOf is a lane whose jobs come by the stream or, while that is away or where there is
+// none, are looked for in Postgres.
+func laneOf(nc *queue.Conn, polled *worker.Polled, slots int, log *slog.Logger) worker.LaneConfig {
+	c := worker.LaneConfig{Lane: polled.Lane, Slots: slots, Deliveries: polled, Via: func() (job.Transport, error) { return job.ByPostgres, nil }}
+	if nc != nil {
+		either := &worker.Either{Stream: deliveries{nc.Puller(polled.Lane, 20*time.Second)}, Polled: polled, Log: log}
+		c.Deliveries, c.Via = either, either.Via
+	}
+	return c
 }
 
 // deliveries shows the worker a puller's messages as its own.
@@ -238,8 +264,15 @@ func ready(w http.ResponseWriter, r *http.Request, pool *worker.Pool, db *store.
 	if status.Draining {
 		problems = append(problems, errors.New("draining"))
 	}
+	for _, l := range pool.Lanes {
+		if via, err := l.Via(); err != nil {
+			problems = append(problems, fmt.Errorf("lane %s: jobs are looked for by %s: %w", l.Lane, via, err))
+		}
+	}
 	open := 0
+	found := map[string]job.Transport{}
 	for _, l := range status.Lanes {
+		found[l.Lane.String()] = l.Via
 		if l.Closed == "" {
 			open++
 		} else {
@@ -254,7 +287,7 @@ func ready(w http.ResponseWriter, r *http.Request, pool *worker.Pool, db *store.
 	for _, p := range problems {
 		text = append(text, p.Error())
 	}
-	_ = json.NewEncoder(w).Encode(map[string]any{"worker": status.ID, "lanes_open": open, "problems": text}) // the client may be gone
+	_ = json.NewEncoder(w).Encode(map[string]any{"worker": status.ID, "lanes_open": open, "transport": found, "problems": text}) // the client may be gone
 }
 
 // metrics are the process' own and how its lanes stand.
@@ -272,12 +305,13 @@ var (
 	laneFree  = prometheus.NewDesc("turnpike_worker_slots_free", "Slots of a lane that wait for a turn.", []string{"lane"}, nil)
 	unsettled = prometheus.NewDesc("turnpike_worker_reports_unsettled", "Reports in the spool that Postgres does not have yet.", nil, nil)
 	frozen    = prometheus.NewDesc("turnpike_worker_turns_frozen", "Turns that stand still because their lease is in doubt.", nil, nil)
+	lanePoll  = prometheus.NewDesc("turnpike_worker_lane_polled", "1 while a lane's jobs are looked for in Postgres.", []string{"lane"}, nil)
 	laneShut  = prometheus.NewDesc("turnpike_worker_lane_closed", "1 while a lane takes no jobs.", []string{"lane"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (lanes) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{laneSlots, laneFree, laneShut, unsettled, frozen} {
+	for _, d := range []*prometheus.Desc{laneSlots, laneFree, laneShut, lanePoll, unsettled, frozen} {
 		ch <- d
 	}
 }
@@ -292,6 +326,11 @@ func (l lanes) Collect(ch chan<- prometheus.Metric) {
 		if s.Closed != "" {
 			shut = 1
 		}
+		polled := 0.0
+		if s.Via == job.ByPostgres {
+			polled = 1
+		}
+		ch <- prometheus.MustNewConstMetric(lanePoll, prometheus.GaugeValue, polled, s.Lane.String())
 		ch <- prometheus.MustNewConstMetric(laneSlots, prometheus.GaugeValue, float64(s.Slots), s.Lane.String())
 		ch <- prometheus.MustNewConstMetric(laneFree, prometheus.GaugeValue, float64(s.Free), s.Lane.String())
 		ch <- prometheus.MustNewConstMetric(laneShut, prometheus.GaugeValue, shut, s.Lane.String())

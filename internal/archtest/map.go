@@ -64,4 +64,5 @@ var Map = []Rule{
 	{Package: "internal/agent/agenttest", May: []string{"..."}, Tests: true},
 	{Package: "internal/agent/killtest", May: []string{"..."}, Tests: true},
 	{Package: "internal/agent/driver/drivertest", May: []string{"..."}, Tests: true},
+	{Package: "internal/worker/deliverytest", May: []string{"..."}, Tests: true},
 }

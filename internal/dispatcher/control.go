@@ -43,7 +43,7 @@ type CancelPusher interface {
 // Control carries out commands and passes on the news. What counts is in Postgres.
 type Control struct {
 	Jobs   Commands
-	Pusher CancelPusher
+	Pusher CancelPusher // nil: workers learn of cancels by their beats
 	Waker  Waker
 	Bell   Bell
 	Log    *slog.Logger
@@ -55,12 +55,13 @@ func (c *Control) Cancel(ctx context.Context, id job.ID, by, why string) (job.Ca
 	if err != nil {
 		return answer, fmt.Errorf("cancel job %s: %w", id, err)
 	}
-	if answer.State == job.Running {
+	switch {
+	case answer.State != job.Running:
+		c.Bell.Ring() // a concurrency key or a place in the window came free
+	case c.Pusher != nil:
 		if err := c.Pusher.PushCancel(id); err != nil {
 			c.Log.Info("the worker will learn of the cancel by its next beat", "job", id, "err", err)
 		}
-	} else {
-		c.Bell.Ring() // a concurrency key or a place in the window came free
 	}
 	return answer, nil
 }

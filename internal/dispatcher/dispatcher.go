@@ -27,13 +27,15 @@ type WakeListener interface {
 
 // Dispatcher is all loops of one process. Its zero settings are usable.
 type Dispatcher struct {
-	Store     Store
+	Store Store
+	// The broker; all five are nil where there is none.
 	Publisher Publisher
 	Streams   Streams
 	Reports   ReportStream
 	Wakes     WakeListener
 	Pusher    CancelPusher
-	Sweep     func(ctx context.Context, epoch int64) error // one pass of retention
+
+	Sweep func(ctx context.Context, epoch int64) error // one pass of retention
 
 	Holder     string        // names this process; required
 	Bell       Bell          // rung by Intake; required
@@ -52,11 +54,15 @@ type Dispatcher struct {
 // Run runs every loop until ctx ends, and returns when all have. An outage ends none.
 func (d *Dispatcher) Run(ctx context.Context) {
 	var all sync.WaitGroup
-	all.Go(func() { d.listen(ctx) })
-	all.Go(func() {
-		r := &Results{Stream: d.Reports, Attempts: d.Store, Bell: d.Bell, Health: d.Health, Metrics: d.Metrics, Log: d.Log}
-		r.Run(ctx)
-	})
+	if d.Wakes != nil {
+		all.Go(func() { d.listen(ctx) })
+	}
+	if d.Reports != nil {
+		all.Go(func() {
+			r := &Results{Stream: d.Reports, Attempts: d.Store, Bell: d.Bell, Health: d.Health, Metrics: d.Metrics, Log: d.Log}
+			r.Run(ctx)
+		})
+	}
 	all.Go(func() {
 		l := &Leader{Row: d.Store, Holder: d.Holder, TTL: d.LeaderTTL, Health: d.Health}
 		l.Run(ctx, d.lead)

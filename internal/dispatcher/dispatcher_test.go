@@ -239,6 +239,33 @@ func TestRelay(t *testing.T) {
 		})
 	})
 
+	t.Run("without a broker what is dispatched counts as published, and stays so", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			s := newStore(3)
+			s.load.Slots, s.load.Free = 4, 4
+			d := dispatch(s, nil, "a", dispatcher.NewBell())
+			d.Publisher, d.Streams, d.Reports, d.Wakes = nil, nil, nil, nil
+			running(t, d.Run)
+			passes(4 * time.Minute) // workers have room and claim nothing
+			for _, id := range []job.ID{id(1), id(2), id(3)} {
+				j := s.jobs[id]
+				if j.state != job.Dispatched || j.dispatch != 1 || j.publishedAt.IsZero() {
+					t.Errorf("job %s: %+v", id, *j)
+				}
+			}
+			for _, p := range d.Health.Parts() {
+				if p.Err != nil {
+					t.Errorf("%s: %v", p.Name, p.Err)
+				}
+			}
+			passes(2 * time.Minute) // after ten AckWaits once, for what was paused since
+			if n := s.jobs[id(1)].dispatch; n != 2 {
+				t.Errorf("number %d", n)
+			}
+		})
+	})
+
 	t.Run("notes what it published although Postgres was away", func(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {

@@ -29,6 +29,9 @@
 //   - A publication that is not claimed within two AckWaits though workers had room, or
 //     within ten in any case, or whose stream was made anew, is dispatched again with the
 //     next number. If workers had room, the lane's consumer is taken for deaf and rebuilt.
+//   - While the broker is away selection goes on: workers find in Postgres what is
+//     dispatched and not published. Without a broker at all they always do; then what is
+//     dispatched counts as published, and only what was paused since is dispatched again.
 //   - An outage ends no loop. The part says so in Health, backs off, and goes on. After
 //     an outage the Reaper waits a full lease before it believes that a worker is gone.
 package dispatcher

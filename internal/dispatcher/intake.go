@@ -29,8 +29,8 @@ type Waker interface {
 // Intake accepts requests. Its answers are given after commit.
 type Intake struct {
 	Jobs    Enqueuer
-	Waker   Waker
-	Bell    Bell // of this process's selection, should it lead
+	Waker   Waker // nil: the leader polls
+	Bell    Bell  // of this process's selection, should it lead
 	Metrics *Metrics
 	Log     *slog.Logger
 }
@@ -136,6 +136,9 @@ func (i *Intake) enqueue(ctx context.Context, entries []job.Entry) ([]job.Accept
 
 func wake(w Waker, b Bell, log *slog.Logger) {
 	b.Ring()
+	if w == nil {
+		return
+	}
 	if err := w.Wake(); err != nil {
 		log.Debug("the dispatcher will find it by polling", "err", err)
 	}

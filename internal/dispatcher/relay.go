@@ -44,7 +44,9 @@ type Streams interface {
 // Relay publishes what was selected and sees to it that it gets claimed. The zero
 // AckWait is usable.
 type Relay struct {
-	Jobs      Dispatched
+	Jobs Dispatched
+	// Publisher and Streams are nil where workers look for their jobs in Postgres: what
+	// is dispatched is on offer there as soon as it is committed.
 	Publisher Publisher
 	Streams   Streams
 	AckWait   time.Duration // the stream's; default 30 s
@@ -82,7 +84,11 @@ func (r *Relay) Publish(ctx context.Context, selected []job.Selected) {
 	r.mu.Unlock()
 	for lane, ds := range lanes {
 		for part := range slices.Chunk(ds, publishBatch) {
-			r.done(part, r.Publisher.Publish(ctx, lane, part))
+			results := make([]error, len(part))
+			if r.Publisher != nil {
+				results = r.Publisher.Publish(ctx, lane, part)
+			}
+			r.done(part, results)
 		}
 	}
 }
@@ -230,6 +236,9 @@ func (r *Relay) rescan(ctx context.Context, epoch int64) error {
 
 // ensure sets up the lanes and dispatches again what a lost stream held.
 func (r *Relay) ensure(ctx context.Context, w *watch) error {
+	if r.Streams == nil {
+		return nil
+	}
 	loads, err := r.Jobs.Load(ctx)
 	if err != nil {
 		return fmt.Errorf("list the lanes: %w", err)
@@ -267,7 +276,8 @@ func (r *Relay) ensure(ctx context.Context, w *watch) error {
 // unclaimed dispatches again what nobody claimed though workers had room: it is lost, or
 // the lane's consumer is deaf, which is then rebuilt. While all are busy with long turns
 // nothing is wrong with a job that waits, and every further number would only be one more
-// message to refuse later; so there it takes much longer.
+// message to refuse later; so there it takes much longer. Without a stream nothing can be
+// lost on the way, and only what must not run any more is to be taken back.
 func (r *Relay) unclaimed(ctx context.Context, w *watch) error {
 	loads, err := r.Jobs.Load(ctx)
 	if err != nil {
@@ -275,7 +285,7 @@ func (r *Relay) unclaimed(ctx context.Context, w *watch) error {
 	}
 	for _, l := range loads {
 		// Once may be a slot that came free just now.
-		room := l.Free > 0 && w.room[l.Lane]
+		room := r.Streams != nil && l.Free > 0 && w.room[l.Lane]
 		w.room[l.Lane] = l.Free > 0
 		after := 2 * r.ackWait()
 		if !room {

@@ -24,7 +24,7 @@ type Scheduled interface {
 // Schedules enqueues what is due by the schedules. The zero Every is usable.
 type Schedules struct {
 	Jobs    Scheduled
-	Pusher  CancelPusher  // of the cancels that schedules order
+	Pusher  CancelPusher  // of the cancels that schedules order; nil: beats tell
 	Every   time.Duration // default 1 s
 	Bell    Bell          // rung when something was enqueued
 	Health  *Health
@@ -111,7 +111,7 @@ func (s *Schedules) tell(f job.Firing, fired job.Fired) {
 	if len(fired.Jobs) > 0 {
 		s.Bell.Ring()
 	}
-	if c := fired.Cancelled; c != nil && c.State == job.Running {
+	if c := fired.Cancelled; c != nil && c.State == job.Running && s.Pusher != nil {
 		if err := s.Pusher.PushCancel(c.ID); err != nil {
 			s.Log.Info("the worker will learn of the cancel by its next beat", "job", c.ID, "err", err)
 		}

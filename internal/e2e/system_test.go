@@ -77,6 +77,7 @@ type system struct {
 	addr     string // of the dispatcher
 	claude   string
 
+	brokerURL string     // instead of the broker's own
 	token     string     // the test's own, for the dispatcher; empty where it asks for none
 	secretEnv []string   // what the next worker holds beside the model's key
 	secrets   []string   // what nothing of this system may tell
@@ -247,10 +248,11 @@ func (p *process) waitLog(text string) {
 }
 
 func (s *system) env(role queue.Role, dbRole string) []string {
-	return []string{
-		"TURNPIKE_DATABASE_URL=" + s.dsn(dbRole),
-		"TURNPIKE_NATS_URL=" + s.secretIn(s.broker.As(string(role))),
+	nats := s.brokerURL
+	if nats == "" {
+		nats = s.secretIn(s.broker.As(string(role)))
 	}
+	return []string{"TURNPIKE_DATABASE_URL=" + s.dsn(dbRole), "TURNPIKE_NATS_URL=" + nats}
 }
 
 // dispatcher starts a dispatcher and waits until it is ready.

@@ -80,6 +80,8 @@ type LaneSlots struct {
 	Slots  int
 	Free   int
 	Closed string // why the worker serves it no more; empty while it does
+	// Via is how the worker finds the lane's jobs now; empty: it does not tell.
+	Via Transport
 }
 
 // Filter narrows List. Zero values do not.

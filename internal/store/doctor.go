@@ -22,6 +22,7 @@ type Complaint struct {
 type Expected struct {
 	Version     string        // of the program that asks
 	KeepHistory time.Duration // zero keeps it
+	Transport   job.Transport // of the dispatcher; empty expects none
 }
 
 // complaints are the checks by name, in the order in which they are told: each row of
@@ -89,6 +90,9 @@ var complaints = []struct{ check, sql string }{
 		WHERE to_regclass(format('turnpike.%I', t || to_char(week, '_YYYYMMDD'))) IS NULL
 		UNION ALL
 		SELECT 'rows are in the default partition of jobs' WHERE EXISTS (SELECT FROM turnpike.jobs_default)`},
+	{"delivery", `
+		SELECT format('worker %s finds the jobs of lane %s by %s', id, lane, via) FROM turnpike.v_workers
+		WHERE alive AND via <> '' AND via <> @transport AND @transport <> '' ORDER BY id, lane`},
 	{"versions", `
 		SELECT format('worker %s is %s, this program %s', id, version, @version::text) FROM turnpike.workers
 		WHERE seen_at > now() - interval '30 seconds' AND version <> @version ORDER BY id`},
@@ -139,6 +143,8 @@ func (db *DB) Complaints(ctx context.Context, want Expected) ([]Complaint, error
 		switch c.check {
 		case "versions":
 			with["version"] = want.Version
+		case "delivery":
+			with["transport"] = string(want.Transport)
 		case "retention":
 			with["keep"] = want.KeepHistory
 		}

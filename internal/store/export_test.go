@@ -1,9 +1,10 @@
 package store
 
-// The statements behind Select, Claim and Beat, for tests that ask the server how it
+// The statements behind Select, Claim, Beat and Offered, for tests that ask the server how it
 // carries them out.
 const (
-	ChooseSQL = choose
-	ClaimSQL  = claim
-	BeatSQL   = beat
+	ChooseSQL  = choose
+	ClaimSQL   = claim
+	BeatSQL    = beat
+	OfferedSQL = offered
 )

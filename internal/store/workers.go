@@ -49,13 +49,14 @@ type laneSlots struct {
 	Slots  int    `json:"slots"`
 	Free   int    `json:"free"`
 	Closed string `json:"closed"`
+	Via    string `json:"via,omitempty"`
 }
 
 func encodeLanes(lanes []job.LaneSlots) (all, pools string, err error) {
 	list := make([]laneSlots, len(lanes))
 	names := map[string]bool{}
 	for i, l := range lanes {
-		list[i] = laneSlots{l.Lane.String(), l.Lane.Pool, l.Slots, l.Free, l.Closed}
+		list[i] = laneSlots{l.Lane.String(), l.Lane.Pool, l.Slots, l.Free, l.Closed, string(l.Via)}
 		names[l.Lane.Pool] = true
 	}
 	distinct := make([]string, 0, len(names))

@@ -43,8 +43,8 @@
 //	the lease is somebody else's    the turn is stopped (fenced) and its report settles late
 //	a job comes here again while    the earlier attempt has lost its lease and is stopped at
 //	an earlier attempt is here      once; the new one starts when nothing of it runs
-//	NATS away                       nothing is pulled; what runs is not touched; cancels
-//	                                come with beats
+//	NATS away                       dispatched jobs are looked for in Postgres until it is
+//	                                back; what runs is not touched; cancels come with beats
 //	the disk is full                lanes take nothing new and say so; a report that cannot
 //	                                be spooled is settled from memory
 //	the worker is killed            marks and spool tell its successor in the same state

@@ -72,7 +72,7 @@ func (a *attempt) fetchConversation(ctx context.Context) error {
 	case id == "":
 		return nil
 	case a.Archive == nil:
-		return fmt.Errorf("resume: this worker keeps no conversations: %w", agent.ErrUnsupported)
+		return fmt.Errorf("resume: this worker keeps no conversations (it runs without NATS): %w", agent.ErrUnsupported)
 	}
 	of := a.conversation(id)
 	err := fetch(filepath.Join(a.mark.Session, agent.ContinuedFile), agent.MaxConversation, func(w io.Writer) error {
@@ -225,7 +225,7 @@ func (a *attempt) archivePatch(ctx context.Context) *job.Patch {
 	switch {
 	case err != nil:
 	case a.Archive == nil:
-		err = errors.New("this worker keeps no patches")
+		err = errors.New("this worker runs without NATS")
 	case p.Bytes > maxPatch:
 		err = fmt.Errorf("it is larger than %d MiB", maxPatch>>20)
 	default:

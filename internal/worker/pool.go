@@ -48,6 +48,8 @@ type LaneConfig struct {
 	Lane       job.Lane
 	Slots      int
 	Deliveries Deliveries
+	// Via tells how its jobs are found now, and why not by the stream; nil tells nothing.
+	Via func() (job.Transport, error)
 }
 
 // Pool serves lanes: pull by free slot, claim, run, settle.
@@ -320,11 +322,19 @@ type token struct {
 }
 
 func (l *lane) slotsLocked() job.LaneSlots {
-	s := job.LaneSlots{Lane: l.Lane, Slots: l.Slots, Free: l.Slots - l.busy, Closed: cmp.Or(l.closed, l.unready)}
+	s := job.LaneSlots{Lane: l.Lane, Via: l.via(), Slots: l.Slots, Free: l.Slots - l.busy, Closed: cmp.Or(l.closed, l.unready)}
 	if s.Closed != "" || l.pool.draining {
 		s.Free = 0
 	}
 	return s
+}
+
+func (l *lane) via() job.Transport {
+	if l.Via == nil {
+		return ""
+	}
+	t, _ := l.Via() // why is for whoever asks the worker itself
+	return t
 }
 
 // pause is how long a lane waits after something went wrong.
