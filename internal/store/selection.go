@@ -118,19 +118,20 @@ const nextDue = `
 		(SELECT min(wake_at) FROM turnpike.queue WHERE wake_at < 'infinity'),
 		(SELECT min(deadline) FROM turnpike.queue WHERE deadline > now()))`
 
-// Jobs with fallbacks leave a lane that is paused; the others wait where they are. Where
-// no profile has capacity the job is parked, so that each is looked at once.
+// Jobs with fallbacks leave a lane that is paused; the others wait where they are, but for
+// those with a key: they are parked, so that they keep no other lane's job of it waiting.
+// Where no profile has capacity the job is parked too, so that each is looked at once.
 const vacate = `
 	WITH p AS MATERIALIZED (
-		SELECT q.job_id, q.tenant, q.concurrency_key, ` + placed + `, b.until
-		FROM (SELECT name FROM turnpike.pauses WHERE scope = 'lane' AND until > now()) l
+		SELECT q.job_id, q.tenant, q.concurrency_key, ` + placed + `, CASE WHEN q.chain IS NULL THEN l.until ELSE b.until END AS until
+		FROM (SELECT name, until FROM turnpike.pauses WHERE scope = 'lane' AND until > now()) l
 		CROSS JOIN LATERAL (
 			SELECT * FROM turnpike.queue q
-			WHERE q.lane = l.name AND q.ready IS NOT NULL AND q.chain IS NOT NULL
+			WHERE q.lane = l.name AND q.ready IS NOT NULL AND (q.chain IS NOT NULL OR q.concurrency_key IS NOT NULL)
 			ORDER BY q.ready
 			LIMIT @most
 			FOR NO KEY UPDATE SKIP LOCKED) q
-		CROSS JOIN LATERAL ` + best + ` b
+		LEFT JOIN LATERAL (SELECT * FROM ` + best + ` WHERE q.chain IS NOT NULL) b ON true
 	),
 	m AS (
 		SELECT * FROM p WHERE until IS NULL

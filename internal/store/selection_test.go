@@ -89,6 +89,35 @@ func TestSelect(t *testing.T) {
 			t.Fatal(got, err)
 		}
 	})
+	t.Run("lets the next of a key go while one of it waits for a paused lane", func(t *testing.T) {
+		t.Parallel()
+		d := open(t)
+		first := d.claim(func() []job.Selected { d.enqueue(key("k")); return d.dispatch(1) }()...)[0]
+		gpu := job.Lane{Placement: lane.Placement, Pool: "gpu"}
+		held := d.enqueue(key("k"), func(r *job.Request) { r.Pool = "gpu" })
+		next := d.enqueue(key("k"))
+		for _, l := range []job.Lane{gpu, lane} {
+			if got, err := d.Select(t.Context(), d.epoch, l, 9); err != nil || len(got) != 0 {
+				t.Fatal(got, err)
+			}
+		}
+		if _, err := d.Pause(t.Context(), job.ScopeLane, gpu.String(), time.Time{}, "me", "broken"); err != nil {
+			t.Fatal(err)
+		}
+		d.settle(ended(first, job.EndDone)) // lets out the first in line, which may not run
+		d.due()
+		got := d.dispatch(9)
+		if want := []job.ID{next}; !slices.Equal(ids(got), want) {
+			t.Fatalf("got %v, want %v", ids(got), want)
+		}
+		d.settle(ended(d.claim(got...)[0], job.EndDone))
+		if err := d.Lift(t.Context(), job.ScopeLane, gpu.String(), "me", ""); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := d.Select(t.Context(), d.epoch, gpu, 9); err != nil || !slices.Equal(ids(got), []job.ID{held}) {
+			t.Errorf("got %v, %v", got, err)
+		}
+	})
 	t.Run("finds what may run behind a backlog that may not", func(t *testing.T) {
 		t.Parallel()
 		d := open(t)
