@@ -59,6 +59,10 @@ var all = []system{
 	{"turnpike", "ours", nil, "postgres"},
 	{"river-tuned", "river", []string{"-cooldown", "2ms"}, "postgres"},
 	{"river-default", "river", nil, "postgres"},
+	{"asynq-always", "asynq", nil, "redis"},
+	{"jetstream-always", "jetstream", []string{"-always"}, ""},
+	{"jetstream-default", "jetstream", nil, ""},
+	{"postgres-floor", "pgfloor", nil, "postgres"},
 }
 
 func run(ctx context.Context) (err error) {
