@@ -33,9 +33,11 @@ type Intake struct {
 	Bell    Bell  // of this process's selection, should it lead
 	Metrics *Metrics
 	Log     *slog.Logger
+
+	groups grouping
 }
 
-// Accept enqueues one request. Problems with it are a job.Invalid or a
+// Accept enqueues one request, together with those that come while another is written. Problems with it are a job.Invalid or a
 // *job.FieldError, a tenant that is not the producer's among them; then, and after any
 // other error but job.ErrUnavailable, nothing was written. key makes a repetition return the same job.
 func (i *Intake) Accept(ctx context.Context, by job.Producer, key string, request json.RawMessage) (job.Accepted, error) {
@@ -43,11 +45,7 @@ func (i *Intake) Accept(ctx context.Context, by job.Producer, key string, reques
 	if err != nil {
 		return job.Accepted{}, err
 	}
-	accepted, err := i.enqueue(ctx, []job.Entry{entry})
-	if err != nil {
-		return job.Accepted{}, err
-	}
-	return accepted[0], nil
+	return i.groups.do(ctx, entry, i.enqueue)
 }
 
 // AcceptAll enqueues a batch, all or none. Problems are a job.Invalid whose fields
