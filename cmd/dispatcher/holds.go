@@ -15,17 +15,18 @@ import (
 )
 
 // scopeNote says what the names of each scope are.
-const scopeNote = `SCOPE is lane, tenant or account. A lane is named PLACEMENT/POOL, such as
-none-confined/default. The account of requests that name none is ~AGENT, such as
-~claude.`
+const scopeNote = `SCOPE is lane, tenant, account or key. A lane is named PLACEMENT/POOL, such as
+none-confined/default, a concurrency key TENANT/KEY. The account of requests that
+name none is ~AGENT, such as ~claude.`
 
 func pauseCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pause SCOPE NAME",
-		Short: "Keep jobs of a lane, tenant or account from being started; what runs goes on",
+		Short: "Keep jobs of a lane, tenant, account or key from being started; what runs goes on",
 		Long:  "Pause keeps jobs from being started, until they are resumed or --for is over.\n\n" + scopeNote,
 		Example: `  dispatcher pause lane none-confined/default --why "kernel upgrade"
-  dispatcher pause account ~claude --for 2h`,
+  dispatcher pause account ~claude --for 2h
+  dispatcher pause key acme/deploy --why "incident 12"`,
 		Args:              cli.Args(cobra.ExactArgs(2)),
 		ValidArgsFunction: completeScopes,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -60,7 +61,7 @@ func resumeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resume SCOPE NAME",
 		Short: "End a pause at once",
-		Long: "Resume ends a pause: one that a person made, or one that a provider's limit or a\nrefused credential made.\n\n" +
+		Long: "Resume ends a pause: one that a person made, or one that a provider's limit or a\nrefused credential made.\nAn account resumed by hand gets everything that waits for it at once.\n\n" +
 			scopeNote,
 		Args:              cli.Args(cobra.ExactArgs(2)),
 		ValidArgsFunction: completeScopes,
@@ -95,13 +96,17 @@ func pausesCommand() *cobra.Command {
 				return err
 			}
 			return cli.Print(cmd, out.Pauses, func() cli.Table {
-				t := cli.Table{Header: []string{"SCOPE", "NAME", "ACTIVE", "UNTIL", "BY", "REASON"}}
+				t := cli.Table{Header: []string{"SCOPE", "NAME", "STATE", "UNTIL", "LIVE", "BY", "REASON"}}
 				for _, p := range out.Pauses {
 					until := stamp(p.Until)
 					if p.Until == nil {
 						until = "it is resumed"
 					}
-					t.Rows = append(t.Rows, []string{string(p.Scope), p.Name, strconv.FormatBool(p.Active), until, cli.Dash(p.By), cli.Dash(p.Reason)})
+					live := ""
+					if p.Live != nil && p.LiveMax != nil {
+						until, live = stamp(p.SlowUntil), fmt.Sprintf("%d of at most %d", *p.Live, *p.LiveMax)
+					}
+					t.Rows = append(t.Rows, []string{string(p.Scope), p.Name, string(p.State), until, cli.Dash(live), cli.Dash(p.By), cli.Dash(p.Reason)})
 				}
 				return t
 			}, func() []string {
@@ -147,6 +152,76 @@ without a limit of its own; "none" as MAX lifts a limit.`,
 		},
 	}
 	clientFlags(cmd)
+	return cmd
+}
+
+func weightCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "weight TENANT N",
+		Short: "Give a tenant N live jobs of a lane for each one of another tenant",
+		Long: `Weight gives a tenant a larger share of every lane: where all have work, the live
+jobs of a lane are shared by the weights of their tenants. Every tenant with work
+has at least one live job before another has its second. N is 1 to 100; 1 is the
+weight of every tenant that was given none, and takes it away.`,
+		Example: `  dispatcher weight acme 4
+  dispatcher weight acme 1`,
+		Args: cli.Args(cobra.ExactArgs(2)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			weight, err := strconv.Atoi(args[1])
+			if err != nil {
+				return cli.Usagef("N %q: want a number from 1 to %d", args[1], job.MaxWeight)
+			}
+			if err := (job.Weight{Tenant: args[0], Weight: weight}).Check(); err != nil {
+				return cli.Usagef("%w", err)
+			}
+			c, err := newClient(cmd)
+			if err != nil {
+				return err
+			}
+			body, err := json.Marshal(map[string]any{"tenant": args[0], "weight": weight})
+			if err != nil {
+				return err
+			}
+			return c.do(cmd.Context(), http.MethodPut, "v1/weights", nil, body, nil, nil)
+		},
+	}
+	clientFlags(cmd)
+	return cmd
+}
+
+func weightsCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "weights",
+		Short: "List the tenants that have a weight",
+		Args:  cli.Args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := newClient(cmd)
+			if err != nil {
+				return err
+			}
+			var out struct {
+				Weights []job.Weight `json:"weights"`
+			}
+			if err := c.do(cmd.Context(), http.MethodGet, "v1/weights", nil, nil, nil, &out); err != nil {
+				return err
+			}
+			return cli.Print(cmd, out.Weights, func() cli.Table {
+				t := cli.Table{Header: []string{"TENANT", "WEIGHT", "BY", "SINCE"}}
+				for _, w := range out.Weights {
+					t.Rows = append(t.Rows, []string{w.Tenant, strconv.Itoa(w.Weight), cli.Dash(w.By), stamp(&w.At)})
+				}
+				return t
+			}, func() []string {
+				var names []string
+				for _, w := range out.Weights {
+					names = append(names, w.Tenant)
+				}
+				return names
+			})
+		},
+	}
+	clientFlags(cmd)
+	cli.OutputFlag(cmd)
 	return cmd
 }
 

@@ -32,8 +32,8 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 refused, 5 unavailable.`,
 		&cobra.Group{ID: "jobs", Title: "Jobs:"},
 		&cobra.Group{ID: "running", Title: "Running it:"},
 	)
-	for _, c := range []*cobra.Command{enqueueCommand(), getCommand(), listCommand(), logsCommand(), cancelCommand(), retryCommand(), reportCommand(),
-		pauseCommand(), resumeCommand(), pausesCommand(), limitCommand(), budgetCommand(), scheduleCommand()} {
+	for _, c := range []*cobra.Command{enqueueCommand(), getCommand(), listCommand(), logsCommand(), cancelCommand(), retryCommand(), redriveCommand(), reportCommand(),
+		pauseCommand(), resumeCommand(), pausesCommand(), limitCommand(), weightCommand(), weightsCommand(), budgetCommand(), scheduleCommand()} {
 		c.GroupID = "jobs"
 		cmd.AddCommand(c)
 	}

@@ -86,6 +86,7 @@ func serveFlags(cmd *cobra.Command) {
 	f.Duration("lease", time.Minute, "length of a lease; the workers' must be the same")
 	f.Duration("poll", 250*time.Millisecond, "how often to look for jobs when no wake-up comes")
 	f.Duration("ack-wait", queue.DefaultAckWait, "how long a message may be in a worker's hand unanswered")
+	f.Duration("slow-start", 30*time.Second, "how an account gets going again whose limit is over: one job, and twice as many each such step, ten times; 0 is all at once")
 	f.Duration("unready-for", 24*time.Hour, "how long a job may find only workers that cannot make it ready before it fails")
 	f.Duration("unreachable-after", 24*time.Hour, "how long a host must not be seen until what its worker left is unreachable; 0 is never")
 	f.Duration("keep-history", 90*24*time.Hour, "how long finished jobs are kept; 0 is for ever")
@@ -110,6 +111,7 @@ type settings struct {
 	nats        queue.Config
 	lease       time.Duration
 	unready     time.Duration
+	slowStart   time.Duration
 	poll        time.Duration
 	ackWait     time.Duration
 	history     time.Duration
@@ -170,7 +172,7 @@ func reachOf(s *cli.Settings) (cfg settings, err error) {
 
 func commonSettings(s *cli.Settings) settings {
 	cfg := settings{
-		transport: job.ByNATS, listen: s.String("listen"), lease: s.Duration("lease"), unready: s.Duration("unready-for"), poll: s.Duration("poll"),
+		transport: job.ByNATS, listen: s.String("listen"), lease: s.Duration("lease"), unready: s.Duration("unready-for"), slowStart: s.Duration("slow-start"), poll: s.Duration("poll"),
 		ackWait: s.Duration("ack-wait"), history: s.Duration("keep-history"), unreachable: s.Duration("unreachable-after"), replicas: 1,
 	}
 	of := func(what string) kept {
@@ -213,12 +215,15 @@ func readTokens(path string) ([]api.Token, error) {
 
 // serve runs a dispatcher until ctx ends.
 func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
+	if cfg.slowStart < 0 {
+		return cli.Usagef("slow-start %s: want the length of a step, or 0 for none", cfg.slowStart)
+	}
 	host, err := os.Hostname()
 	if err != nil {
 		return fmt.Errorf("this machine's name: %w", err)
 	}
 	holder := fmt.Sprintf("%s-%d-%s", host, os.Getpid(), strings.ToLower(rand.Text()[:6]))
-	db, err := store.Open(ctx, store.Config{DSN: cfg.database, App: "dispatcher " + holder, LeaseLength: cfg.lease, Unready: cfg.unready})
+	db, err := store.Open(ctx, store.Config{DSN: cfg.database, App: "dispatcher " + holder, LeaseLength: cfg.lease, Unready: cfg.unready, SlowStart: cfg.slowStart})
 	if err != nil {
 		return err
 	}
@@ -281,7 +286,7 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 		return cli.Usagef("listen: %w", err)
 	}
 	log.Info("settings", "version", buildinfo.String(), "transport", cfg.transport, "listen", l.Addr().String(), "tokens", len(cfg.tokens),
-		"lease", cfg.lease.String(), "unready_for", cfg.unready.String(), "poll", cfg.poll.String(), "ack_wait", cfg.ackWait.String(), "keep_history", cfg.history.String())
+		"lease", cfg.lease.String(), "unready_for", cfg.unready.String(), "slow_start", cfg.slowStart.String(), "poll", cfg.poll.String(), "ack_wait", cfg.ackWait.String(), "keep_history", cfg.history.String())
 
 	// The API stops first: what it accepted meanwhile is in Postgres already.
 	var all sync.WaitGroup

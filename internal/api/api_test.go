@@ -47,16 +47,17 @@ const (
 
 // backend is Postgres and NATS as the server sees them.
 type backend struct {
-	mu      sync.Mutex
-	entries []job.Entry
-	fail    error
-	view    job.View
-	filter  job.Filter
-	by, why string
-	ordered []string
-	chunks  []job.TranscriptChunk
-	existed bool
-	more    chan job.TranscriptChunk // what comes while somebody follows
+	mu       sync.Mutex
+	entries  []job.Entry
+	fail     error
+	view     job.View
+	filter   job.Filter
+	by, why  string
+	ordered  []string
+	redrives []job.Redrive
+	chunks   []job.TranscriptChunk
+	existed  bool
+	more     chan job.TranscriptChunk // what comes while somebody follows
 }
 
 func (b *backend) Enqueue(_ context.Context, entries []job.Entry) ([]job.Accepted, error) {
@@ -116,6 +117,20 @@ func (b *backend) Pauses(context.Context) ([]job.Pause, error) {
 func (b *backend) SetLimit(_ context.Context, tenant string, most int, by string) error {
 	b.ordered = append(b.ordered, fmt.Sprint("limit ", tenant, " ", most, " ", by))
 	return b.fail
+}
+
+func (b *backend) SetWeight(_ context.Context, tenant string, weight int, by string) error {
+	b.ordered = append(b.ordered, fmt.Sprint("weight ", tenant, " ", weight, " ", by))
+	return b.fail
+}
+
+func (b *backend) Weights(context.Context) ([]job.Weight, error) {
+	return []job.Weight{{Tenant: "acme", Weight: 4, By: "anna"}}, b.fail
+}
+
+func (b *backend) Redrive(_ context.Context, r job.Redrive, by string) (job.RedriveAnswer, error) {
+	b.redrives = append(b.redrives, r)
+	return job.RedriveAnswer{Redriven: 1, PassedOver: 2, Jobs: []job.Redriven{{RetryOf: anID, ID: another, Tenant: "acme"}}, Next: anID}, b.fail
 }
 
 func (b *backend) SetBudget(_ context.Context, x job.Budget, by, why string) error {
@@ -403,6 +418,9 @@ func TestTokens(t *testing.T) {
 		{"POST", "/v1/pauses", `{"scope":"tenant","name":"acme"}`, [6]int{401, 401, 403, 403, 200, 403}},
 		{"POST", "/v1/pauses/resume", `{"scope":"tenant","name":"acme"}`, [6]int{401, 401, 403, 403, 204, 403}},
 		{"PUT", "/v1/limits", `{"tenant":"acme","max":5}`, [6]int{401, 401, 403, 403, 204, 403}},
+		{"GET", "/v1/weights", "", [6]int{401, 401, 403, 403, 200, 200}},
+		{"PUT", "/v1/weights", `{"tenant":"acme","weight":4}`, [6]int{401, 401, 403, 403, 204, 403}},
+		{"POST", "/v1/redrive", `{"reasons":["crashed"]}`, [6]int{401, 401, 200, 200, 200, 403}},
 		{"GET", "/v1/budgets", "", [6]int{401, 401, 403, 403, 200, 200}},
 		{"PUT", "/v1/budgets", `{"scope":"tenant","name":"acme","per":"24h","limit_usd":"5"}`, [6]int{401, 401, 403, 403, 204, 403}},
 		{"POST", "/v1/budgets/remove", `{"scope":"tenant","name":"acme","per":"24h"}`, [6]int{401, 401, 403, 403, 204, 403}},
@@ -514,18 +532,49 @@ func TestLookingAndChanging(t *testing.T) {
 		for _, c := range [][3]string{
 			{"POST", "/v1/pauses", `{"scope":"lane","name":"none-confined/default","why":"upgrade"}`},
 			{"POST", "/v1/pauses/resume", `{"scope":"account","name":"~claude","why":"renewed"}`},
+			{"POST", "/v1/pauses", `{"scope":"key","name":"acme/deploy","why":"incident"}`},
 			{"PUT", "/v1/limits", `{"tenant":"*","max":-1}`},
+			{"PUT", "/v1/weights", `{"tenant":"acme","weight":4}`},
 		} {
 			if w := ask(s, c[0], c[1], c[2], "Authorization: Bearer anna-token"); w.Code >= 300 {
 				t.Errorf("%s: %d %s", c[1], w.Code, w.Body)
 			}
 		}
-		want := []string{"pause lane none-confined/default anna upgrade", "resume account ~claude anna renewed", "limit * -1 anna"}
+		want := []string{"pause lane none-confined/default anna upgrade", "resume account ~claude anna renewed", "pause key acme/deploy anna incident", "limit * -1 anna",
+			"weight acme 4 anna"}
 		if diff := cmp.Diff(want, b.ordered); diff != "" {
 			t.Error(diff)
 		}
 		if w := ask(s, "POST", "/v1/pauses", `{"scope":"planet","name":"x"}`, "Authorization: Bearer anna-token"); w.Code != 422 {
 			t.Errorf("an unknown scope: %d", w.Code)
+		}
+		if w := ask(s, "PUT", "/v1/weights", `{"tenant":"acme","weight":101}`, "Authorization: Bearer anna-token"); w.Code != 422 {
+			t.Errorf("a weight of 101: %d", w.Code)
+		}
+	})
+
+	t.Run("redrive is an operator's of everything, and a producer's of its own", func(t *testing.T) {
+		t.Parallel()
+		b := newBackend()
+		s := serve(t, b, withTokens)
+		w := ask(s, "POST", "/v1/redrive", `{"states":["failed","cancelled"],"reasons":["crashed"],"tenant":"acme","lane":"none/default","name":"n","tag":"x",`+
+			`"since":"2026-11-30T08:00:00Z","until":"2026-11-30T09:00:00Z","after":"`+string(another)+`","limit":5,"dry_run":true}`, "Authorization: Bearer anna-token")
+		if w.Code != 200 || !strings.Contains(w.Body.String(), `"redriven":1,"passed_over":2`) || !strings.Contains(w.Body.String(), `"next":"`+string(anID)) {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+		at := time.Date(2026, 11, 30, 8, 0, 0, 0, time.UTC)
+		want := []job.Redrive{{States: []job.State{job.Failed, job.Cancel}, Reasons: []string{"crashed"}, Tenants: []string{"acme"}, Lane: "none/default", Name: "n", Tag: "x",
+			Since: at, Until: at.Add(time.Hour), After: another, Limit: 5, DryRun: true}, {Name: "n", Tenants: []string{job.DefaultTenant}, Producer: "ci"}}
+		if w := ask(s, "POST", "/v1/redrive", `{"name":"n"}`, "Authorization: Bearer ci-token"); w.Code != 200 {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+		if diff := cmp.Diff(want, b.redrives); diff != "" {
+			t.Error(diff)
+		}
+		for _, body := range []string{`{}`, `{"lane":"none/default"}`, `{"name":"n","after":"x"}`, `{"states":["succeeded"]}`, `{"name":"n","tenant":"elsewhere"}`} {
+			if w := ask(s, "POST", "/v1/redrive", body, "Authorization: Bearer ci-token"); w.Code != 422 {
+				t.Errorf("%s: %d %s", body, w.Code, w.Body)
+			}
 		}
 	})
 
@@ -597,7 +646,7 @@ func TestLookingAndChanging(t *testing.T) {
 		if !bytes.Contains(doc.Paths["/v1/jobs"]["post"], []byte("#/components/schemas/Request")) {
 			t.Error("enqueue takes no Request")
 		}
-		if got := len(doc.Paths); got != 18 {
+		if got := len(doc.Paths); got != 20 {
 			t.Errorf("%d paths", got)
 		}
 	})

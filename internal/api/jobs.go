@@ -35,10 +35,13 @@ type Jobs interface {
 type Control interface {
 	Cancel(ctx context.Context, id job.ID, by, why string) (job.CancelAnswer, error)
 	Retry(ctx context.Context, id job.ID, by string) (job.Accepted, error)
+	Redrive(ctx context.Context, r job.Redrive, by string) (job.RedriveAnswer, error)
 	Pause(ctx context.Context, scope job.Scope, name string, until time.Time, by, why string) (int, error)
 	Lift(ctx context.Context, scope job.Scope, name, by, why string) error
 	Pauses(ctx context.Context) ([]job.Pause, error)
 	SetLimit(ctx context.Context, tenant string, most int, by string) error
+	SetWeight(ctx context.Context, tenant string, weight int, by string) error
+	Weights(ctx context.Context) ([]job.Weight, error)
 	SetBudget(ctx context.Context, b job.Budget, by, why string) error
 	RemoveBudget(ctx context.Context, k job.BudgetKey, by, why string) error
 	Budgets(ctx context.Context) ([]job.Budget, error)
@@ -142,6 +145,10 @@ func (s *Server) registerJobs(api huma.API) {
 		OperationID: "retry", Method: http.MethodPost, Path: "/v1/jobs/{id}/retry", DefaultStatus: http.StatusCreated,
 		Summary: "Enqueue a finished job anew", Errors: []int{401, 403, 404, 409, 422, 503},
 	}, s.retry)
+	huma.Register(api, huma.Operation{
+		OperationID: "redrive", Method: http.MethodPost, Path: "/v1/redrive",
+		Summary: "Enqueue anew a part of the finished jobs that match, each at most once ever; repeat with the answer's next", Errors: []int{401, 403, 422, 429, 503},
+	}, s.redrive)
 	huma.Register(api, huma.Operation{
 		OperationID: "report", Method: http.MethodGet, Path: "/v1/report",
 		Summary: "Costs and outcomes", Errors: []int{401, 403, 422, 503},

@@ -16,13 +16,19 @@ type Commands interface {
 	Cancel(ctx context.Context, id job.ID, by, why string) (job.CancelAnswer, error)
 	// Retry enqueues a finished job anew. It returns job.ErrNotFound or job.ErrConflict.
 	Retry(ctx context.Context, id job.ID, by string) (job.Accepted, error)
-	// Pause holds up a lane, tenant or account, until a time or, when that is zero,
+	// Redrive enqueues anew a part of what finished as r says. It returns job.ErrInvalid
+	// or job.ErrQueueFull.
+	Redrive(ctx context.Context, r job.Redrive, by string) (job.RedriveAnswer, error)
+	// Pause holds up a lane, tenant, account or key, until a time or, when that is zero,
 	// until it is lifted. It returns how many dispatched jobs went back.
 	Pause(ctx context.Context, scope job.Scope, name string, until time.Time, by, why string) (int, error)
 	Lift(ctx context.Context, scope job.Scope, name, by, why string) error
 	Pauses(ctx context.Context) ([]job.Pause, error)
 	// SetLimit bounds a tenant's unfinished jobs; a negative number lifts the bound.
 	SetLimit(ctx context.Context, tenant string, most int, by string) error
+	// SetWeight gives a tenant a share of each lane; 1 is everyone's.
+	SetWeight(ctx context.Context, tenant string, weight int, by string) error
+	Weights(ctx context.Context) ([]job.Weight, error)
 	// SetBudget bounds what jobs may cost together; RemoveBudget returns
 	// job.ErrNotFound for one that is not there.
 	SetBudget(ctx context.Context, b job.Budget, by, why string) error
@@ -76,7 +82,19 @@ func (c *Control) Retry(ctx context.Context, id job.ID, by string) (job.Accepted
 	return accepted, nil
 }
 
-// Pause holds up a lane, tenant or account. What runs goes on.
+// Redrive enqueues finished jobs as new ones, a part at a time.
+func (c *Control) Redrive(ctx context.Context, r job.Redrive, by string) (job.RedriveAnswer, error) {
+	answer, err := c.Jobs.Redrive(ctx, r, by)
+	if err != nil {
+		return answer, err
+	}
+	if answer.Redriven > 0 && !r.DryRun {
+		wake(c.Waker, c.Bell, c.Log)
+	}
+	return answer, nil
+}
+
+// Pause holds up a lane, tenant, account or key. What runs goes on.
 func (c *Control) Pause(ctx context.Context, scope job.Scope, name string, until time.Time, by, why string) (int, error) {
 	n, err := c.Jobs.Pause(ctx, scope, name, until, by, why)
 	if err != nil {
@@ -104,6 +122,14 @@ func (c *Control) SetLimit(ctx context.Context, tenant string, most int, by stri
 	}
 	return nil
 }
+
+// SetWeight gives a tenant a share of each lane.
+func (c *Control) SetWeight(ctx context.Context, tenant string, weight int, by string) error {
+	return c.Jobs.SetWeight(ctx, tenant, weight, by)
+}
+
+// Weights lists the tenants that have one.
+func (c *Control) Weights(ctx context.Context) ([]job.Weight, error) { return c.Jobs.Weights(ctx) }
 
 // SetBudget bounds what jobs may cost together, and lets out what was parked.
 func (c *Control) SetBudget(ctx context.Context, b job.Budget, by, why string) error {

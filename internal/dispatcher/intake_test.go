@@ -58,6 +58,12 @@ func (d *desk) Pause(context.Context, job.Scope, string, time.Time, string, stri
 	return 2, d.fail
 }
 
+func (d *desk) Redrive(context.Context, job.Redrive, string) (job.RedriveAnswer, error) {
+	return job.RedriveAnswer{Redriven: 3}, d.fail
+}
+
+func (d *desk) SetWeight(context.Context, string, int, string) error          { return d.fail }
+func (d *desk) Weights(context.Context) ([]job.Weight, error)                 { return nil, d.fail }
 func (d *desk) Lift(context.Context, job.Scope, string, string, string) error { return d.fail }
 func (d *desk) Pauses(context.Context) ([]job.Pause, error)                   { return nil, d.fail }
 func (d *desk) SetLimit(context.Context, string, int, string) error           { return d.fail }
@@ -212,6 +218,15 @@ func TestControl(t *testing.T) {
 		t.Parallel()
 		if _, err := control(&desk{fail: job.ErrFinished}).Cancel(t.Context(), id(1), "me", ""); !errors.Is(err, job.ErrFinished) {
 			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("redriving wakes the selection, and only looking does not", func(t *testing.T) {
+		t.Parallel()
+		d := &desk{}
+		for _, dry := range []bool{true, false} {
+			if got, err := control(d).Redrive(t.Context(), job.Redrive{DryRun: dry}, "me"); err != nil || got.Redriven != 3 || (d.woken == 1) == dry {
+				t.Errorf("got %+v, %v, woken %d times", got, err, d.woken)
+			}
 		}
 	})
 	t.Run("a retry wakes the selection", func(t *testing.T) {

@@ -100,7 +100,11 @@ var complaints = []struct{ check, sql string }{
 		SELECT format('%s %s is paused %s by %s%s', scope, name,
 			CASE WHEN isfinite(until) THEN to_char(until AT TIME ZONE 'UTC', '"until" YYYY-MM-DD"T"HH24:MI:SS"Z"') ELSE 'until it is resumed' END,
 			by, coalesce(': ' || nullif(reason, ''), ''))
-		FROM turnpike.pauses WHERE until > now() ORDER BY scope, name`},
+		FROM turnpike.pauses WHERE until > now()
+		UNION ALL
+		SELECT format('account %s is in slow start after a limit until %s, with %s of at most %s jobs', name,
+			to_char(slow_until AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), live, live_max)
+		FROM turnpike.v_pauses WHERE state = 'slow start' ORDER BY 1`},
 	{"budgets", `
 		SELECT format('%s %s per %s: %s; %s of %s USD', scope, name, period, state, spent_usd + running_usd, limit_usd)
 		FROM turnpike.v_budgets WHERE state <> 'ok' ORDER BY scope, name, period`},

@@ -136,7 +136,7 @@ var errUnfinished = errors.New("is not finished")
 // job.ErrNotFound, or job.ErrConflict when the job is not finished.
 func (db *DB) Retry(ctx context.Context, id job.ID, by string) (job.Accepted, error) {
 	what := fmt.Sprintf("retry job %s", id)
-	got, err := many(ctx, db, what, stmt{retry, args{"id": string(id), "by": by}}, toAccepted)
+	got, err := together(ctx, db, what, toAccepted, stmt{lockRetries, nil}, stmt{retry, args{"id": string(id), "by": by}})
 	if err != nil {
 		return job.Accepted{}, err
 	}

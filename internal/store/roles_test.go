@@ -176,6 +176,13 @@ func TestRoles(t *testing.T) {
 			{"enqueue", func() (err error) { acc, err = dispatcher.Enqueue(ctx, []job.Entry{e, entry(t, key("k"))}); return err }},
 			{"limit", func() error { return dispatcher.SetLimit(ctx, "x", 1, "me") }},
 			{"unlimit", func() error { return dispatcher.SetLimit(ctx, "x", -1, "me") }},
+			{"weight", func() error { return dispatcher.SetWeight(ctx, "x", 2, "me") }},
+			{"weights", func() error { _, err := dispatcher.Weights(ctx); return err }},
+			{"no weight", func() error { return dispatcher.SetWeight(ctx, "x", 1, "me") }},
+			{"redrive", func() error {
+				_, err := dispatcher.Redrive(ctx, job.Redrive{States: []job.State{job.Failed, job.Cancel}}, "me")
+				return err
+			}},
 			{"unchecked", func() (err error) { unchecked, err = dispatcher.Unchecked(ctx, d.epoch, 10); return err }},
 			{"checked", func() error { return dispatcher.Checked(ctx, d.epoch, nil, map[job.ID]string{unchecked[0].ID: "no"}) }},
 			{"promote", func() error { _, _, err := dispatcher.Promote(ctx, d.epoch, 10); return err }},

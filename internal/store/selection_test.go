@@ -42,6 +42,46 @@ func TestSelect(t *testing.T) {
 			t.Errorf("got %v, want %v", got, want)
 		}
 	})
+	t.Run("lets what waits overtake what is more urgent, a minute for each point", func(t *testing.T) {
+		t.Parallel()
+		d := open(t)
+		waited := func(by time.Duration) func(*job.Request) {
+			return func(r *job.Request) { r.RunAt = time.Now().Add(-by) }
+		}
+		urgent := d.enqueue(func(r *job.Request) { r.Priority = 10 })
+		nine, eleven := d.enqueue(waited(9*time.Minute)), d.enqueue(waited(11*time.Minute))
+		least := d.enqueue(waited(2*time.Hour), func(r *job.Request) { r.Priority = -100 })
+		if got, want := ids(d.dispatch(9)), []job.ID{least, eleven, urgent, nine}; !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	})
+	t.Run("keeps the place of what was given back or tried again", func(t *testing.T) {
+		t.Parallel()
+		d := open(t)
+		again := d.running(func(r *job.Request) { r.Retry.Policy = job.RetryAlways })
+		returned := d.running()
+		later := d.enqueue()
+		d.settle(ended(again, job.EndTimeout, started))
+		d.settle(ended(returned, job.EndDrained))
+		d.due()
+		if got, want := ids(d.dispatch(9)), []job.ID{again.Job, returned.Job, later}; !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	})
+	t.Run("leaves what is delayed alone, which ages from its time on", func(t *testing.T) {
+		t.Parallel()
+		d := open(t)
+		delayed := d.enqueue(func(r *job.Request) { r.RunAt = time.Now().Add(time.Hour) })
+		early := d.enqueue()
+		if got, want := ids(d.dispatch(9)), []job.ID{early}; !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+		next := d.enqueue()
+		d.due()
+		if got, want := ids(d.dispatch(9)), []job.ID{next, delayed}; !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	})
 	t.Run("takes turns between tenants, counting what is live", func(t *testing.T) {
 		t.Parallel()
 		d := open(t)
