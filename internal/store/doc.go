@@ -47,6 +47,14 @@
 // behind it. Selection locks the live row before it parks, so that who closes it
 // sees the parked one.
 //
+// # Slow starts
+//
+// An account whose limit is over may have so many live jobs as the time since allows
+// (turnpike.v_pauses). Only selection, under the leader's lock, makes jobs live, so what it
+// counts stays so until it commits; no counter is kept. What exceeds it is parked as for a
+// pause, each job until as many may be live, so that a backlog is not looked at in every
+// step.
+//
 // # Budgets
 //
 // A job's row has the budgets it was under when it was selected, and its attempt those
