@@ -630,8 +630,8 @@ const standings = `
 			SELECT json_agg(x.job_id) FROM (SELECT job_id FROM turnpike.attempts UNION ALL SELECT job_id FROM turnpike.costs
 				UNION ALL SELECT job_id FROM turnpike.events UNION ALL SELECT job_id FROM turnpike.queue) x
 			WHERE NOT EXISTS (SELECT FROM turnpike.jobs j WHERE j.job_id = x.job_id)),
-		'a lost attempt without a record of what it left', (
-			SELECT json_agg(a.job_id) FROM turnpike.attempts a WHERE a.reaped
+		'a lost attempt that had started without a record of what it left', (
+			SELECT json_agg(a.job_id) FROM turnpike.attempts a WHERE a.reaped AND NOT a.late AND a.started_at IS NOT NULL
 				AND NOT EXISTS (SELECT FROM turnpike.orphans o WHERE o.job_id = a.job_id AND o.attempt = a.attempt)))::text`
 
 // check compares everything the database has with the model, and what must always
