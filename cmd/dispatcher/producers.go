@@ -245,6 +245,12 @@ func describe(v job.View) cli.Table {
 	if v.Cancel != nil {
 		row("cancel asked", strings.TrimSpace(v.Cancel.By+" "+v.Cancel.Why))
 	}
+	for _, w := range v.After {
+		row("waits for", describeWaiting(w))
+	}
+	for _, w := range v.Before {
+		row("awaited by", describeWaiting(w))
+	}
 	for _, a := range v.Attempts {
 		how := string(a.Ending)
 		if a.Late {
@@ -278,6 +284,14 @@ func describe(v job.View) cli.Table {
 		row("  "+stamp(&e.At), strings.TrimSpace(e.What+"  "+e.Note))
 	}
 	return t
+}
+
+func describeWaiting(w job.Waiting) string {
+	s := string(w.ID) + "  " + string(w.State)
+	if w.Reason != "" {
+		s += " (" + w.Reason + ")"
+	}
+	return strings.TrimSpace(s + "  " + w.Name)
 }
 
 func listCommand() *cobra.Command {

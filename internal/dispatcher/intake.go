@@ -41,7 +41,7 @@ type Intake struct {
 // *job.FieldError, a tenant that is not the producer's among them; then, and after any
 // other error but job.ErrUnavailable, nothing was written. key makes a repetition return the same job.
 func (i *Intake) Accept(ctx context.Context, by job.Producer, key string, request json.RawMessage) (job.Accepted, error) {
-	entry, err := decode(by, key, request)
+	entry, err := decode(by, key, request, 0)
 	if err != nil {
 		return job.Accepted{}, err
 	}
@@ -61,7 +61,7 @@ func (i *Intake) AcceptAll(ctx context.Context, by job.Producer, key string, req
 		if key != "" {
 			each = key + "#" + strconv.Itoa(n) // one key per job
 		}
-		entry, err := decode(by, each, request)
+		entry, err := decode(by, each, request, n)
 		if err != nil {
 			problems = append(problems, at(n, err)...)
 			continue
@@ -74,12 +74,17 @@ func (i *Intake) AcceptAll(ctx context.Context, by job.Producer, key string, req
 	return i.enqueue(ctx, entries)
 }
 
-func decode(by job.Producer, key string, body json.RawMessage) (job.Entry, error) {
+// decode reads the request at a place of its call.
+func decode(by job.Producer, key string, body json.RawMessage, place int) (job.Entry, error) {
 	r, err := job.Decode(body)
 	if err != nil {
 		return job.Entry{}, err
 	}
 	if err := by.May(r.Tenant); err != nil {
+		return job.Entry{}, err
+	}
+	// Here, since requests of several calls may be written together.
+	if err := r.At(place); err != nil {
 		return job.Entry{}, err
 	}
 	return job.Entry{Request: r, Body: body, Producer: by.Name, IdempotencyKey: key}, nil

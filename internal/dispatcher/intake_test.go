@@ -93,6 +93,25 @@ func TestIntake(t *testing.T) {
 		return &dispatcher.Intake{Jobs: d, Waker: d, Bell: dispatcher.NewBell(), Log: quiet}
 	}
 
+	t.Run("requests refer to those before them in their own call", func(t *testing.T) {
+		naming := func(ref string) json.RawMessage {
+			return json.RawMessage(strings.Replace(request, "{\n", fmt.Sprintf("{\n\"after\": {\"jobs\": [%q]},\n", ref), 1))
+		}
+		d := &desk{}
+		_, alone := intake(d).Accept(t.Context(), ci, "", naming("#0"))
+		_, ahead := intake(d).AcceptAll(t.Context(), ci, "", []json.RawMessage{naming("#1"), naming("#0"), naming("#2")})
+		for field, err := range map[string]error{"after.jobs[0]": alone, "[0].after.jobs[0]": ahead} {
+			if p, ok := errors.AsType[*job.FieldError](err); !ok || p.Field != field {
+				t.Errorf("%v, want %s refused", err, field)
+			}
+		}
+		if all, ok := errors.AsType[job.Invalid](ahead); !ok || len(all) != 2 || all[1].Field != "[2].after.jobs[0]" || len(d.entries) > 0 {
+			t.Errorf("%v, and %d are written", ahead, len(d.entries))
+		}
+		if _, err := intake(d).AcceptAll(t.Context(), ci, "", []json.RawMessage{[]byte(request), naming("#0")}); err != nil {
+			t.Error(err)
+		}
+	})
 	t.Run("keeps the body as it came and wakes after the commit", func(t *testing.T) {
 		t.Parallel()
 		d := &desk{}

@@ -200,6 +200,9 @@ func (r *Request) fill() {
 	if r.Retry.Backoff == 0 {
 		r.Retry.Backoff = Duration(30 * time.Second)
 	}
+	if r.After != nil && r.After.OnFailure == "" {
+		r.After.OnFailure = AfterFail
+	}
 	for p := &r.Profile; p != nil; p = p.Fallback {
 		set(&p.Agent, "claude")
 		set(&p.Sandbox, "none")

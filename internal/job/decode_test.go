@@ -82,7 +82,8 @@ const everything = `{
 	"env": {"A": "b"}, "container_env": {}, "vcs_env": {}, "vcs_container_env": {}, "vcs_container_path": ["/opt/wrap"], "host_mcp": "h", "resume_id": "r",
 	"cost_cap_usd": "2.50", "account": "team-a", "work": {"key": "T-1", "tags": ["x"]},
 	"pool": "big", "tenant": "acme", "priority": 5, "run_at": "2030-01-01T00:00:00Z", "deadline": "2030-01-02T00:00:00Z",
-	"dedup_key": "d", "concurrency_key": "c", "retry": {"policy": "resume", "max_tries": 2, "backoff": "1m"}, "limits": {"start": "30s", "idle": "10m"}
+	"dedup_key": "d", "concurrency_key": "c", "retry": {"policy": "resume", "max_tries": 2, "backoff": "1m"}, "limits": {"start": "30s", "idle": "10m"},
+	"after": {"jobs": ["0190b5a0-7c1e-7d3a-9c53-0d1c8a6f2b11", "#0"], "on_failure": "run"}
 }`
 
 func TestDecodeRefuses(t *testing.T) {
@@ -127,6 +128,12 @@ func TestDecodeRefuses(t *testing.T) {
 		"a negative timeout":     {with("profile", `{"timeout":"-1s"}`), "profile.timeout", "at most"},
 		"a bad time":             {with("run_at", `"tomorrow"`), "run_at", "RFC 3339"},
 		"an early deadline":      {with("deadline", `"2020-01-01T00:00:00Z","run_at":"2030-01-01T00:00:00Z"`), "deadline", "before run_at"},
+		"after nothing":          {with("after", `{"on_failure":"run"}`), "after.jobs", "names no job"},
+		"after no job":           {with("after", `{"jobs":["0190b5a0-7c1e-7d3a-9c53-0d1c8a6f2b11","x"]}`), "after.jobs[1]", "the id of a job"},
+		"after too many":         {with("after", `{"jobs":[`+strings.Repeat(`"#0",`, 32)+`"#1"]}`), "after.jobs", "at most 32"},
+		"after, and then":        {with("after", `{"jobs":["#0"],"on_failure":"skip"}`), "after.on_failure", "fail, run"},
+		"resumed from no job":    {with("resume_from", `"conv"`), "resume_from", "the id of a job"},
+		"resumed twice":          {with("resume_from", `"#0","resume_id":"c"`), "resume_from", "without resume_id"},
 		"a bad pool":             {with("pool", `"Big Pool"`), "pool", "a-z"},
 		"another version":        {with("api_version", `"v0"`), "api_version", "turnpike/v1"},
 		"half an MCP entry":      {with("profile", `{"mcp":{"a":{}}}`), "profile.mcp.a", "either command"},

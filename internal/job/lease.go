@@ -45,8 +45,16 @@ type Claimed struct {
 	TriesSpent int             // before this attempt
 	Resume     string          // the conversation this attempt continues, from an earlier attempt
 	Request    json.RawMessage // decoded strictly by the worker
+	// Origin is where a request that says resume_from goes on; nil for any other.
+	Origin *Origin
 	// Left is what the job may cost at most by the budgets it is under; nil for none.
 	Left *Left
+}
+
+// Origin is a job and the conversation that its last attempt left.
+type Origin struct {
+	Job          ID
+	Conversation string
 }
 
 // Beat renews a lease and tells how the attempt stands. Zero values leave what

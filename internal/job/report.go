@@ -37,6 +37,9 @@ type Report struct {
 	// Resumable says that another attempt can continue the conversation: it is kept,
 	// and the place it took place in is, or what was changed there.
 	Resumable bool `json:"resumable,omitempty"`
+	// Kept says that the conversation itself is: another job can continue it, in a place
+	// of its own.
+	Kept bool `json:"kept"`
 	// Patch is what was changed in a workspace with a history; nil is nothing.
 	Patch *Patch `json:"patch,omitempty"`
 

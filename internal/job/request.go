@@ -52,7 +52,10 @@ type Request struct {
 	// HostMCP names a server the worker's ceiling offers.
 	HostMCP string `json:"host_mcp,omitempty"`
 	// ResumeID is the agent's id of a conversation to continue.
-	ResumeID   string `json:"resume_id,omitempty"`
+	ResumeID string `json:"resume_id,omitempty"`
+	// ResumeFrom continues the conversation that another job leaves, as that left it. It
+	// waits for the job, and names it as After does.
+	ResumeFrom string `json:"resume_from,omitempty"`
 	CostCapUSD USD    `json:"cost_cap_usd,omitempty"`
 	// Account names a provider credential of the worker's configuration.
 	Account string   `json:"account,omitempty"`
@@ -67,6 +70,8 @@ type Request struct {
 	RunAt time.Time `json:"run_at,omitzero"`
 	// Deadline is when starting it is of no use any more.
 	Deadline time.Time `json:"deadline,omitzero"`
+	// After are the jobs that must be finished before this one runs.
+	After *After `json:"after,omitempty"`
 	// DedupKey: while an unfinished job of the tenant has it, enqueueing again
 	// returns that job.
 	DedupKey string `json:"dedup_key,omitempty"`
@@ -75,6 +80,30 @@ type Request struct {
 	Retry          Retry  `json:"retry,omitzero"`
 	Limits         Limits `json:"limits,omitzero"`
 }
+
+// MaxAfter is how many jobs a request may come after.
+const MaxAfter = 32
+
+// After is what a job waits for.
+type After struct {
+	// Jobs are ids of jobs of the tenant, or places of earlier requests of the same
+	// batch: "#0" is its first.
+	Jobs []string `json:"jobs,omitempty"`
+	// OnFailure says what follows when one of them did not succeed.
+	OnFailure AfterPolicy `json:"on_failure,omitempty"` // default fail
+}
+
+// AfterPolicy says what becomes of a job when one that it waited for did not succeed.
+type AfterPolicy string
+
+// The policies.
+const (
+	AfterFail AfterPolicy = "fail" // it fails too, without having run
+	AfterRun  AfterPolicy = "run"  // it runs all the same
+)
+
+// AfterPolicies lists every policy.
+func AfterPolicies() []AfterPolicy { return []AfterPolicy{AfterFail, AfterRun} }
 
 // Retry says what follows an attempt that failed for no fault of the request.
 type Retry struct {
@@ -148,7 +177,7 @@ func (r *Request) Places() []Place {
 	i := 0
 	for p := &r.Profile; p != nil; p = p.Fallback {
 		at := Place{Profile: i, Name: p.Name, Lane: Lane{Placement: p.Placement(), Pool: r.Pool}, Agent: p.Agent, Account: r.AccountOf(p)}
-		if i == 0 || r.ResumeID == "" || at.Agent == out[0].Agent && at.Lane == out[0].Lane {
+		if i == 0 || r.ResumeID == "" && r.ResumeFrom == "" || at.Agent == out[0].Agent && at.Lane == out[0].Lane {
 			out = append(out, at)
 		}
 		i++

@@ -172,6 +172,12 @@ func (s *Schedule) checkRequest(p *problems) {
 	if !r.Deadline.IsZero() {
 		p.add("request.deadline", "would be over for all jobs but the first: leave it out")
 	}
+	if r.After != nil {
+		p.add("request.after", "would name the same jobs each time: leave it out")
+	}
+	if r.ResumeFrom != "" {
+		p.add("request.resume_from", "would name the same job each time: leave it out")
+	}
 	if s.Overlap == OverlapCancel && r.DedupKey != "" {
 		p.add("request.dedup_key", "would give the next job's place to the one that is being cancelled: leave it out, or do not cancel")
 	}

@@ -67,6 +67,8 @@ func TestDecodeSchedule(t *testing.T) {
 		"a request that is bad":  {"x", `{"cron": "1 2", "request": ` + with("prompt", `""`) + `}`, []string{"cron", "request.prompt"}},
 		"times of its own": {"x", `{"cron": "@daily", "request": ` + strings.Replace(with("run_at", `"2030-01-01T00:00:00Z"`), "{\n", `{"deadline": "2031-01-01T00:00:00Z",`, 1) + `}`,
 			[]string{"request.run_at", "request.deadline"}},
+		"jobs before it": {"x", `{"cron": "@daily", "request": ` + strings.Replace(with("resume_from", `"0190b5a0-7c1e-7d3a-9c53-0d1c8a6f2b11"`), "{\n", `{"after": {},`, 1) + `}`,
+			[]string{"request.after", "request.resume_from"}},
 		"a dedup key to cancel under": {"x", `{"cron": "@daily", "overlap": "cancel", "request": ` + with("dedup_key", `"k"`) + `}`, []string{"request.dedup_key"}},
 	} {
 		t.Run(name, func(t *testing.T) {

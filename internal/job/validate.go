@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -22,11 +23,13 @@ var (
 )
 
 var (
-	envForm     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-	envPattern  = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*)?\*?$`)
-	serverForm  = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
-	domainForm  = regexp.MustCompile(`^(\*\.)?([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
-	toolForm    = regexp.MustCompile(`^[A-Za-z0-9_.*:-]+(\([^\x00-\x1f]*\))?$`)
+	envForm    = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	envPattern = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*)?\*?$`)
+	serverForm = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+	domainForm = regexp.MustCompile(`^(\*\.)?([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
+	toolForm   = regexp.MustCompile(`^[A-Za-z0-9_.*:-]+(\([^\x00-\x1f]*\))?$`)
+	// refForm is a job's id, or the place of an earlier request of the same batch.
+	refForm     = regexp.MustCompile(`^(#[0-9]{1,3}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})$`)
 	outcomeForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 )
 
@@ -86,6 +89,12 @@ func (r *Request) validate() error {
 	if strings.HasPrefix(r.ResumeID, "-") {
 		p.add("resume_id", "begins with a dash; it is an agent's conversation id")
 	}
+	if r.ResumeFrom != "" {
+		p.reference("resume_from", r.ResumeFrom)
+		if r.ResumeID != "" {
+			p.add("resume_from", "goes without resume_id: one of them names the conversation")
+		}
+	}
 	if r.CostCapUSD < 0 {
 		p.add("cost_cap_usd", "is negative; want more than zero, or leave it out for no cap")
 	}
@@ -108,8 +117,8 @@ func (r *Request) validate() error {
 // set is refused, one that is added later included.
 var (
 	restrictedFields = []string{
-		"APIVersion", "Name", "Prompt", "Restricted", "SystemPrompt", "Profile", "Workspace", "ResumeID", "CostCapUSD", "Account", "Work",
-		"Pool", "Tenant", "Priority", "RunAt", "Deadline", "DedupKey", "ConcurrencyKey", "Retry", "Limits",
+		"APIVersion", "Name", "Prompt", "Restricted", "SystemPrompt", "Profile", "Workspace", "ResumeID", "ResumeFrom", "CostCapUSD", "Account", "Work",
+		"Pool", "Tenant", "Priority", "RunAt", "Deadline", "After", "DedupKey", "ConcurrencyKey", "Retry", "Limits",
 	}
 	restrictedProfile = []string{"Name", "Agent", "Model", "Account", "Fallback", "Effort", "MaxTurns", "Timeout", "Confine"}
 )
@@ -179,6 +188,7 @@ func (r *Request) validateQueueing(p *problems) {
 	if !r.Deadline.IsZero() && r.Deadline.Before(r.RunAt) {
 		p.add("deadline", "is before run_at: the job could never start")
 	}
+	r.validateAfter(p)
 	p.text("dedup_key", r.DedupKey, maxText)
 	p.text("concurrency_key", r.ConcurrencyKey, maxText)
 	p.oneOf("retry.policy", string(r.Retry.Policy), toStrings(RetryPolicies()))
@@ -188,6 +198,45 @@ func (r *Request) validateQueueing(p *problems) {
 	p.duration("retry.backoff", r.Retry.Backoff)
 	p.duration("limits.start", r.Limits.Start)
 	p.duration("limits.idle", r.Limits.Idle)
+}
+
+func (r *Request) validateAfter(p *problems) {
+	if r.After == nil {
+		return
+	}
+	if len(r.After.Jobs) == 0 && r.ResumeFrom == "" {
+		p.add("after.jobs", "names no job to wait for")
+	}
+	if len(r.After.Jobs) > MaxAfter {
+		p.add("after.jobs", "has %d entries; at most %d", len(r.After.Jobs), MaxAfter)
+	}
+	for i, ref := range r.After.Jobs {
+		p.reference(indexed("after.jobs", i), ref)
+	}
+	p.oneOf("after.on_failure", string(r.After.OnFailure), toStrings(AfterPolicies()))
+}
+
+// At refuses what r names by a place in its batch that is not before its own. A request
+// that comes alone is at 0. Its error is a *FieldError.
+func (r *Request) At(place int) error {
+	before := func(field, ref string) error {
+		at, ok := strings.CutPrefix(ref, "#")
+		if !ok {
+			return nil
+		}
+		if n, err := strconv.Atoi(at); err != nil || n >= place {
+			return &FieldError{field, fmt.Sprintf("%s is no request of this batch before this one; the first is #0", ref)}
+		}
+		return nil
+	}
+	if r.After != nil {
+		for i, ref := range r.After.Jobs {
+			if err := before(indexed("after.jobs", i), ref); err != nil {
+				return err
+			}
+		}
+	}
+	return before("resume_from", r.ResumeFrom)
 }
 
 func (p *Profile) validate(bad *problems, at string, depth int) {
@@ -362,6 +411,13 @@ func (p *problems) text(field, s string, most int) {
 func (p *problems) name(field, s string) {
 	if s != "" && !nameForm.MatchString(s) {
 		p.add(field, "%q: want a name of letters, digits and . _ : @ / -, at most 128", clip(s))
+	}
+}
+
+// reference holds what names another job. Whether there is one only the queue knows.
+func (p *problems) reference(field, s string) {
+	if !refForm.MatchString(s) {
+		p.add(field, "%q: want the id of a job, or the place of an earlier request of the same batch, such as #0", clip(s))
 	}
 }
 

@@ -128,9 +128,19 @@ type View struct {
 	Worker     string          `json:"worker,omitempty"`
 	LeaseUntil *time.Time      `json:"lease_until,omitempty"`
 	Cancel     *CancelView     `json:"cancel,omitempty"`
+	After      []Waiting       `json:"after,omitempty"`  // jobs it waits for
+	Before     []Waiting       `json:"before,omitempty"` // jobs that wait for it
 	Attempts   []AttemptView   `json:"attempts"`
 	Events     []EventView     `json:"events,omitempty"`
 	Request    json.RawMessage `json:"request,omitempty"`
+}
+
+// Waiting is a job that is not finished, at the other end of a wait.
+type Waiting struct {
+	ID     ID     `json:"id"`
+	Name   string `json:"name,omitempty"`
+	State  State  `json:"state"`
+	Reason string `json:"reason,omitempty"`
 }
 
 // CancelView is a cancel request on record.

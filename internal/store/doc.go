@@ -22,6 +22,8 @@
 //	scheduled, queued, dispatched -> cancelled      Cancel; a running job gets a flag, which beats return;
 //	                                                Fire does the same to the last job, under that policy
 //	scheduled, queued, dispatched -> failed         Promote: past its deadline, or unready for too long
+//	queued      -> failed                           Promote: what it waited for did not succeed
+//	queued      -> queued | scheduled               turnpike.resolve: nothing is left that it waits for
 //	scheduled, queued (unchecked) -> failed         Checked: the request is refused
 //
 // An orphan's record is apart from its job: creating, live, reaping or unreachable, until
@@ -54,6 +56,15 @@
 // counts stays so until it commits; no counter is kept. What exceeds it is parked as for a
 // pause, each job until as many may be live, so that a backlog is not looked at in every
 // step.
+//
+// # Waits
+//
+// A job that comes after others is parked while turnpike.waits has a row of it, or a
+// reason why it cannot run. The invariant: such a row's awaited job is in the queue.
+// Enqueueing holds the awaited rows FOR KEY SHARE, against their deletion; the trigger
+// of each deletion holds the rows of those who wait, in the order of their ids, before it
+// takes a wait away. A job is enqueued after what it waits for, and ids sort by time: who
+// locks on from awaited to waiting stays in that order.
 //
 // # Budgets
 //

@@ -36,6 +36,9 @@ type facts struct {
 	IdempotencyKey string    `json:"idempotency_key,omitempty"`
 	Checked        bool      `json:"checked"`
 	Chain          []place   `json:"chain,omitempty"`
+	After          []string  `json:"after,omitempty"`
+	ResumeFrom     string    `json:"resume_from,omitempty"`
+	Anyway         bool      `json:"anyway,omitempty"` // it runs whatever becomes of those
 }
 
 // place is a job.Place as turnpike.place reads it.
@@ -66,13 +69,17 @@ func factsOf(e job.Entry) facts {
 	if tags == nil {
 		tags = []string{}
 	}
-	return facts{
+	f := facts{
 		Name: r.Name, Tenant: r.Tenant, Producer: e.Producer, Lane: r.Lane().String(), Agent: r.Profile.Agent, Account: r.AccountOf(&r.Profile),
 		WorkKey: r.Work.Key, WorkTags: tags, RetryOf: e.RetryOf, Priority: r.Priority, RunAt: r.RunAt, Deadline: r.Deadline,
 		DedupKey: r.DedupKey, ConcurrencyKey: r.ConcurrencyKey, Policy: string(r.Retry.Policy), MaxTries: r.Retry.MaxTries,
 		BackoffMS:      (r.Retry.Backoff.Std() + time.Millisecond - 1).Milliseconds(), // rounded up: only zero is none
-		IdempotencyKey: e.IdempotencyKey, Checked: true, Chain: chainOf(r),
+		IdempotencyKey: e.IdempotencyKey, Checked: true, Chain: chainOf(r), ResumeFrom: r.ResumeFrom,
 	}
+	if r.After != nil {
+		f.After, f.Anyway = r.After.Jobs, r.After.OnFailure == job.AfterRun
+	}
+	return f
 }
 
 const enqueue = `
@@ -95,7 +102,8 @@ func toAccepted(row pgx.CollectableRow) (a job.Accepted, err error) {
 // idempotency key, or the unfinished one with its dedup key.
 //
 // Errors: job.ErrConflict for an idempotency key that came with another request,
-// job.ErrQueueFull at a tenant's limit, job.ErrUnavailable. After the last the
+// job.ErrQueueFull at a tenant's limit, job.ErrInvalid for a job to come after that the
+// tenant does not have, job.ErrUnavailable. After the last the
 // commit may have happened: only an idempotency key makes asking again safe.
 func (db *DB) Enqueue(ctx context.Context, entries []job.Entry) ([]job.Accepted, error) {
 	if len(entries) == 0 {

@@ -344,8 +344,23 @@ func TestSQLEnqueue(t *testing.T) {
 		}
 	})
 	t.Run("reads a request as the Go side does", func(t *testing.T) {
+		there := map[string]string{} // a job of each tenant
 		rapid.Check(t, func(rt *rapid.T) {
 			r := drawRequest(rt)
+			if rapid.Bool().Draw(rt, "after?") {
+				if there[r.Tenant] == "" {
+					there[r.Tenant] = string(d.enqueue(func(o *job.Request) {
+						if r.Tenant != "" {
+							o.Tenant = r.Tenant
+						}
+					}))
+				}
+				r.After = &job.After{Jobs: []string{strings.ToUpper(there[r.Tenant])},
+					OnFailure: rapid.SampledFrom(append(job.AfterPolicies(), "")).Draw(rt, "on failure")}
+				if rapid.Bool().Draw(rt, "resume?") {
+					r.ResumeFrom, r.After.Jobs = there[r.Tenant], nil
+				}
+			}
 			body, err := json.Marshal(r)
 			if err != nil {
 				rt.Fatal(err)
@@ -360,7 +375,7 @@ func TestSQLEnqueue(t *testing.T) {
 				rt.Fatal(err)
 			}
 			const facts = `
-				SELECT (to_jsonb(j) - 'job_id' - 'created_at' - 'request' - CASE WHEN @run_at THEN '' ELSE 'run_at' END
+				SELECT (jsonb_build_object('waits', (SELECT to_jsonb(w) - 'job_id' FROM turnpike.waits w WHERE w.job_id = q.job_id)) || to_jsonb(j) - 'job_id' - 'created_at' - 'request' - CASE WHEN @run_at THEN '' ELSE 'run_at' END
 					|| to_jsonb(q) - 'job_id' - 'checked' - 'ready' - CASE WHEN @run_at THEN '{}' ELSE '{run_at,rank}' END::text[])::text
 				FROM turnpike.jobs j JOIN turnpike.queue q USING (job_id) WHERE job_id = @id`
 			read := func(id string) (f map[string]any) {

@@ -46,7 +46,7 @@ const claim = `
 		WHERE q.state = 'running' AND q.worker = @worker AND q.lane = @lane
 	)
 	SELECT h.job_id::text, h.attempt, h.lease_no, h.token::text, j.name, h.tenant, h.account, h.profile, h.tries_spent,
-		coalesce(h.resume, ''), j.request::text, b.scope, b.name, b.period_s, (b.left_usd * 1000000)::bigint
+		coalesce(h.resume, ''), j.request::text, j.resume_from::text, coalesce(turnpike.conversed(j.resume_from), ''), b.scope, b.name, b.period_s, (b.left_usd * 1000000)::bigint
 	FROM held h JOIN turnpike.jobs j ON j.job_id = h.job_id
 	LEFT JOIN LATERAL (
 		SELECT * FROM turnpike.standing(h.budgets) ORDER BY left_usd LIMIT 1) b ON true
@@ -78,12 +78,16 @@ func (db *DB) Claim(ctx context.Context, worker string, lane job.Lane, claims []
 		func(row pgx.CollectableRow) (job.Claimed, error) {
 			c := job.Claimed{Length: db.lease, Lane: lane}
 			var request string
-			var scope, name *string
+			var origin, scope, name *string
+			var conversation string
 			var per *int64
 			var left *job.USD
 			err := row.Scan(&c.Job, &c.Attempt, &c.Number, &c.Token, &c.Name, &c.Tenant, &c.Account, &c.Profile, &c.TriesSpent,
-				&c.Resume, &request, &scope, &name, &per, &left)
+				&c.Resume, &request, &origin, &conversation, &scope, &name, &per, &left)
 			c.Request = json.RawMessage(request)
+			if origin != nil {
+				c.Origin = &job.Origin{Job: job.ID(*origin), Conversation: conversation}
+			}
 			if scope != nil {
 				c.Left = &job.Left{Budget: budgetKey(*scope, *name, *per), USD: *left}
 			}

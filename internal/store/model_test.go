@@ -28,6 +28,11 @@ type modelJob struct {
 	chained bool
 	at      int
 	busy    [2]bool
+	// after are the unfinished jobs it waits for, which must succeed if it is strict; later
+	// says that it waits for its time then.
+	after         map[job.ID]bool
+	strict, later bool
+	doomed        bool
 
 	state     job.State
 	paused    bool // waits for a pause's end, as far as selection noticed
@@ -47,6 +52,8 @@ type modelJob struct {
 }
 
 func (j *modelJob) live() bool { return j.state == job.Dispatched || j.state == job.Running }
+
+func (j *modelJob) waits() bool { return len(j.after) > 0 || j.doomed }
 
 func (j *modelJob) credential() string { return j.credentialAt(j.at) }
 
@@ -105,7 +112,7 @@ func TestModel(t *testing.T) {
 	}
 	rapid.Check(t, func(rt *rapid.T) {
 		d := &desk{DB: d.DB, t: t, env: d.env, pool: d.pool, epoch: d.epoch}
-		for _, table := range []string{"queue", "jobs", "attempts", "costs", "outcomes", "finished", "events", "orphans", "pauses", "spend", "budgets"} {
+		for _, table := range []string{"waits", "queue", "jobs", "attempts", "costs", "outcomes", "finished", "events", "orphans", "pauses", "spend", "budgets"} {
 			d.sql(`DELETE FROM turnpike.` + table) // much faster than truncating partitions
 		}
 		m := &machine{d: d, look: look, jobs: map[job.ID]*modelJob{}, attempts: map[job.Lease]*modelAttempt{}, paused: map[string]bool{}, level: job.BudgetOK}
@@ -149,7 +156,26 @@ func (m *machine) enqueue(rt *rapid.T) {
 		state:   job.Queued,
 	}
 	priority := rapid.IntRange(-1, 1).Draw(rt, "priority")
-	later := rapid.Bool().Draw(rt, "later")
+	j.later = rapid.Bool().Draw(rt, "later")
+	// A few of them, and of those mostly what is not finished.
+	var refs []job.ID
+	j.after, j.strict = map[job.ID]bool{}, rapid.Bool().Draw(rt, "strict")
+	for range rapid.IntRange(0, 2).Draw(rt, "after") {
+		if len(m.ids) == 0 {
+			break
+		}
+		id := rapid.SampledFrom(m.ids).Draw(rt, "awaited")
+		o := m.jobs[id]
+		switch {
+		case o.tenant != j.tenant:
+			continue
+		case !o.state.Final():
+			j.after[id] = true
+		case j.strict && o.state != job.Succeeded:
+			j.doomed = true
+		}
+		refs = append(refs, id)
+	}
 	j.chained = rapid.Bool().Draw(rt, "chained")
 	id := m.d.enqueue(func(r *job.Request) {
 		r.Tenant, r.ConcurrencyKey, r.Account, r.Priority = j.tenant, j.key, j.account, priority
@@ -157,15 +183,43 @@ func (m *machine) enqueue(rt *rapid.T) {
 		if j.chained {
 			r.Profile.Fallback = &job.Profile{Agent: "codex", Sandbox: "none"}
 		}
-		if later {
+		if j.later {
 			r.RunAt = time.Now().Add(time.Hour)
 		}
+		if len(refs) > 0 {
+			policy := job.AfterRun
+			if j.strict {
+				policy = job.AfterFail
+			}
+			behind(policy, refs...)(r)
+		}
 	})
-	if later {
-		j.state = job.Scheduled
-	}
+	j.letGo()
 	m.jobs[id] = j
 	m.ids = append(m.ids, id)
+}
+
+// letGo has a job wait for nobody: to the queue, or for its time.
+func (j *modelJob) letGo() {
+	if !j.waits() && j.later {
+		j.state = job.Scheduled
+	}
+}
+
+// over tells those that wait for a job that it is finished, if it is.
+func (m *machine) over(id job.ID) {
+	j := m.jobs[id]
+	if !j.state.Final() {
+		return
+	}
+	j.after, j.doomed = nil, false
+	for _, o := range m.jobs {
+		if o.after[id] {
+			delete(o.after, id)
+			o.doomed = o.doomed || o.strict && j.state != job.Succeeded
+			o.letGo()
+		}
+	}
 }
 
 func (m *machine) taken(tenant, key string) bool {
@@ -177,8 +231,8 @@ func (m *machine) taken(tenant, key string) bool {
 	return false
 }
 
-// over says that the budget of a job is spent.
-func (m *machine) over(j *modelJob) bool { return j.tenant == "red" && m.spent >= limit }
+// broke says that the budget of a job is spent.
+func (m *machine) broke(j *modelJob) bool { return j.tenant == "red" && m.spent >= limit }
 
 // spend counts what an attempt was found to cost.
 func (m *machine) spend(j *modelJob, cost job.USD) {
@@ -202,7 +256,7 @@ func (m *machine) cross(rt *rapid.T) {
 	}
 	if now != m.level && now == job.BudgetSpent {
 		for _, j := range m.jobs {
-			if j.state == job.Dispatched && m.over(j) {
+			if j.state == job.Dispatched && m.broke(j) {
 				j.state = job.Queued
 			}
 		}
@@ -229,7 +283,7 @@ func (m *machine) selectSome(rt *rapid.T) {
 	room := 0
 	keys := map[string]bool{}
 	for id, j := range m.jobs {
-		if j.state != job.Queued || j.paused || m.over(j) || m.place(j) < 0 || m.taken(j.tenant, j.key) {
+		if j.state != job.Queued || j.paused || j.waits() || m.broke(j) || m.place(j) < 0 || m.taken(j.tenant, j.key) {
 			continue
 		}
 		may[id] = true
@@ -289,7 +343,7 @@ func (m *machine) redispatch(rt *rapid.T) {
 	for _, j := range m.jobs {
 		switch {
 		case j.state != job.Dispatched:
-		case m.over(j):
+		case m.broke(j):
 			j.state = job.Queued
 		default:
 			n++
@@ -331,7 +385,7 @@ func (m *machine) claim(rt *rapid.T) {
 			return
 		}
 	}
-	if j.state != job.Dispatched || j.dispatch != c.Dispatch || m.paused[j.credential()] || m.over(j) {
+	if j.state != job.Dispatched || j.dispatch != c.Dispatch || m.paused[j.credential()] || m.broke(j) {
 		if len(got) != 0 {
 			rt.Fatalf("claimed %+v, want a refusal: %+v", got, j)
 		}
@@ -388,7 +442,7 @@ func (m *machine) beat(rt *rapid.T) {
 	}
 	ours := j.state == job.Running && j.token == l.Token
 	if len(got) != 2 || got[0].Job != l.Job || got[0].Ours != ours || got[1].Ours || (got[0].Cancelled != nil) != (ours && j.cancelled) ||
-		(got[0].Over != nil) != (ours && m.over(j)) {
+		(got[0].Over != nil) != (ours && m.broke(j)) {
 		rt.Fatalf("beat %+v, have %+v", got, j)
 	}
 	if ours {
@@ -475,6 +529,7 @@ func (m *machine) settle(rt *rapid.T) {
 		m.attempts[r.Lease] = &modelAttempt{ending: r.Ending, cost: cost}
 		m.spend(j, cost)
 		m.close(j, r.Ending, r.IsError, r.Started, r.Resumable, r.ToolCalls, r.Conversation)
+		m.over(l.Job)
 	case known != nil && known.reaped && !known.late:
 		want = job.SettledLate
 		known.late = true
@@ -519,6 +574,7 @@ func (m *machine) reap(rt *rapid.T) {
 			}
 		}
 		m.close(j, job.EndLost, false, false, false, 0, "") // its conversation went with its worker
+		m.over(r.Job)
 		if !lapsed[r.Job] || r.State != j.state || r.Attempt != j.attempt {
 			rt.Fatalf("reaped %+v, have %+v", r, j)
 		}
@@ -539,13 +595,15 @@ func (m *machine) cancel(rt *rapid.T) {
 		j.cancelled = true
 	} else {
 		j.state = job.Cancel
+		m.over(id)
 	}
 	if got.State != j.state || got.Lane != lane && !j.chained {
 		rt.Fatalf("cancelled %+v, have %+v", got, j)
 	}
 }
 
-// wake lets the time pass that jobs and pauses with an end wait for.
+// wake lets the time pass that jobs and pauses with an end wait for, and deadlines. What
+// waited in vain ends, level by level.
 func (m *machine) wake(rt *rapid.T) {
 	m.d.sql(`UPDATE turnpike.pauses SET until = now() - interval '1 second' WHERE until < 'infinity'`)
 	left := map[string]bool{}
@@ -556,11 +614,29 @@ func (m *machine) wake(rt *rapid.T) {
 	m.d.sql(`UPDATE turnpike.queue SET busy = array_fill(now(), ARRAY[2]) WHERE busy IS NOT NULL`)
 	m.d.roll(25 * time.Hour)
 	m.spent = 0
+	expired := ""
+	if len(m.ids) > 0 && rapid.Bool().Draw(rt, "expires") {
+		expired = string(rapid.SampledFrom(m.ids).Draw(rt, "expired"))
+		m.d.sql(`UPDATE turnpike.queue SET deadline = now() WHERE job_id = $1 AND state <> 'running'`, expired)
+	}
 	m.d.due()
 	for _, j := range m.jobs {
 		j.busy = [2]bool{}
 		if j.state == job.Scheduled {
 			j.state = job.Queued
+		}
+	}
+	if j := m.jobs[job.ID(expired)]; j != nil && j.state != job.Running && !j.state.Final() {
+		j.state = job.Failed
+		m.over(job.ID(expired))
+	}
+	for again := true; again; {
+		again = false
+		for id, j := range m.jobs {
+			if j.doomed {
+				j.state, again = job.Failed, true
+				m.over(id)
+			}
 		}
 	}
 }
@@ -596,9 +672,9 @@ func names(d *desk, sql string) []string {
 
 // standing is a job as check compares it.
 type standing struct {
-	State                                     job.State
-	Dispatch, Attempt, Spent, Crash, Overload int
-	Costs                                     map[int]job.USD // of its attempts; -1 is unknown
+	State                                            job.State
+	Waits, Dispatch, Attempt, Spent, Crash, Overload int
+	Costs                                            map[int]job.USD // of its attempts; -1 is unknown
 }
 
 const standings = `
@@ -606,7 +682,7 @@ const standings = `
 		'jobs', (
 			SELECT json_object_agg(j.job_id, json_build_object('State', coalesce(q.state, f.state, a.next), 'Dispatch', coalesce(q.dispatch_no, 0),
 				'Attempt', coalesce(q.attempt, 0), 'Spent', coalesce(q.tries_spent, 0), 'Crash', coalesce(q.crashes, 0),
-				'Overload', coalesce(q.overloads, 0), 'Costs', (
+				'Overload', coalesce(q.overloads, 0), 'Waits', (SELECT count(*) FROM turnpike.waits w WHERE w.job_id = j.job_id), 'Costs', (
 					SELECT json_object_agg(c.attempt, coalesce(c.cost_usd, -0.000001)::text) FROM turnpike.attempts c WHERE c.job_id = j.job_id)))
 			FROM turnpike.jobs j
 			LEFT JOIN turnpike.queue q USING (job_id)
@@ -621,6 +697,7 @@ const standings = `
 			SELECT json_agg(j.job_id) FROM turnpike.jobs j WHERE 1 <> (SELECT count(*) FROM turnpike.queue q WHERE q.job_id = j.job_id)
 				+ (SELECT count(*) FROM turnpike.finished f WHERE f.job_id = j.job_id)
 				+ (SELECT count(*) FROM turnpike.attempts a WHERE a.job_id = j.job_id AND a.final)),
+		'a wait without its jobs', (` + dangling + `),
 		'a job that is not where its profile is', (
 			SELECT json_agg(q.job_id) FROM turnpike.queue q CROSS JOIN LATERAL jsonb_to_recordset(q.chain) AS e(profile integer, lane text, agent text, account text)
 			WHERE e.profile = q.profile AND (e.lane, e.agent, e.account) IS DISTINCT FROM (q.lane, q.agent, q.account)),
@@ -661,7 +738,7 @@ func (m *machine) check(rt *rapid.T) {
 	}
 	want := map[job.ID]standing{}
 	for id, j := range m.jobs {
-		s := standing{State: j.state}
+		s := standing{State: j.state, Waits: len(j.after)}
 		if !j.state.Final() {
 			s.Dispatch, s.Attempt, s.Spent, s.Crash, s.Overload = j.dispatch, j.attempt, j.spent, j.crashes, j.overloads
 		}

@@ -42,7 +42,7 @@ func TestRoles(t *testing.T) {
 			"turnpike_reporter": {
 				"SELECT * FROM turnpike.v_jobs", "SELECT * FROM turnpike.v_attempts", "SELECT * FROM turnpike.v_costs", "SELECT * FROM turnpike.v_outcomes",
 				"SELECT * FROM turnpike.v_orphans", "SELECT * FROM turnpike.v_queue", "SELECT * FROM turnpike.v_workers", "SELECT * FROM turnpike.v_pauses",
-				"SELECT * FROM turnpike.v_budgets", "SELECT * FROM turnpike.v_schedules",
+				"SELECT * FROM turnpike.v_budgets", "SELECT * FROM turnpike.v_schedules", "SELECT * FROM turnpike.v_waits",
 			},
 		} {
 			for _, sql := range statements {
@@ -72,7 +72,7 @@ func TestRoles(t *testing.T) {
 			"INSERT INTO turnpike.costs (job_id) VALUES (gen_random_uuid())", "INSERT INTO turnpike.attempts (job_id) VALUES (gen_random_uuid())",
 			"INSERT INTO turnpike.pauses (scope) VALUES ('lane')", "UPDATE turnpike.workers SET ceiling = ''", "INSERT INTO turnpike.audit (who) VALUES ('x')",
 			"SELECT turnpike.lead(1)", "SELECT turnpike.drop_history('jobs', now())", "SELECT turnpike.extend_history('jobs', '1 day')",
-			"SELECT * FROM turnpike.accept('[]', '{}')",
+			"SELECT * FROM turnpike.accept('[]', '{}')", "SELECT * FROM turnpike.waits", "SELECT turnpike.await('[]', '{}', '{}')",
 		}
 		for role, statements := range map[string][][]string{
 			"turnpike_producer": {everybody, reads, writes, {"SELECT * FROM turnpike.v_jobs", "SELECT turnpike.facts('{}')", "SELECT turnpike.uuid7()"}},
@@ -87,8 +87,9 @@ func TestRoles(t *testing.T) {
 				"SELECT turnpike.lead(1)", "SELECT turnpike.drop_history('jobs', now())", "SELECT * FROM turnpike.accept('[]', '{}')",
 				"DELETE FROM turnpike.spend", "UPDATE turnpike.spend SET budget = 1", "UPDATE turnpike.budgets SET limit_usd = 9", "UPDATE turnpike.queue SET budgets = NULL",
 				"SELECT turnpike.seed_budget(1)", "SELECT holder FROM turnpike.leader", "SELECT * FROM turnpike.schedules", "DELETE FROM turnpike.schedules",
+				"DELETE FROM turnpike.waits", "UPDATE turnpike.queue SET doomed = 'x'", "SELECT turnpike.let_go('{}')", "SELECT turnpike.await('[]', '{}', '{}')",
 			}},
-			"turnpike_dispatcher": {everybody, {enqueues, "DELETE FROM turnpike.leader", "INSERT INTO turnpike.leader DEFAULT VALUES", "UPDATE turnpike.audit SET who = ''"}},
+			"turnpike_dispatcher": {everybody, {enqueues, "DELETE FROM turnpike.waits", "DELETE FROM turnpike.leader", "INSERT INTO turnpike.leader DEFAULT VALUES", "UPDATE turnpike.audit SET who = ''"}},
 		} {
 			for _, list := range statements {
 				for _, sql := range list {

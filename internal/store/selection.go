@@ -113,6 +113,25 @@ const giveUp = `
 	` + letOut + `
 	SELECT count(*) FROM gone`
 
+// What waited for others in vain. Parked, it holds no key; who waits for it may be next.
+const dropDoomed = `
+	WITH d AS MATERIALIZED (
+		SELECT job_id, doomed FROM turnpike.queue
+		WHERE doomed IS NOT NULL
+		ORDER BY job_id
+		LIMIT @most
+		FOR UPDATE SKIP LOCKED
+	),
+	gone AS (
+		DELETE FROM turnpike.queue q USING d WHERE q.job_id = d.job_id
+		RETURNING q.job_id, d.doomed
+	),
+	ended AS (
+		INSERT INTO turnpike.finished (job_id, state, reason, note, by)
+		SELECT job_id, 'failed', 'dependency', doomed, 'dispatcher' FROM gone
+	)
+	SELECT count(*) FROM gone`
+
 const nextDue = `
 	SELECT least(
 		(SELECT min(wake_at) FROM turnpike.queue WHERE wake_at < 'infinity'),
@@ -175,8 +194,11 @@ const moved = `moved AS (
 		FROM m
 	)`
 
-// Promote queues what became due, up to limit, fails what is past its deadline or was
-// unready for too long, and has jobs with fallbacks leave paused lanes.
+// maxLevels is how many levels of jobs that waited in vain one Promote ends.
+const maxLevels = 64
+
+// Promote queues what became due, up to limit, fails what is past its deadline, was
+// unready for too long or waited in vain, and has jobs with fallbacks leave paused lanes.
 // It returns how many jobs it moved, and when the next one is due: zero when none
 // is, and not after now when limit cut it short. It returns job.ErrNotLeader.
 func (db *DB) Promote(ctx context.Context, epoch int64, limit int) (n int, next time.Time, err error) {
@@ -188,6 +210,16 @@ func (db *DB) Promote(ctx context.Context, epoch int64, limit int) (n int, next 
 			return n, time.Time{}, err
 		}
 		n += moved[0]
+	}
+	for range maxLevels {
+		moved, err := together(ctx, db, "promote", pgx.RowTo[int], holding(epoch), stmt{dropDoomed, args{"most": limit}})
+		if err != nil {
+			return n, time.Time{}, err
+		}
+		n += moved[0]
+		if moved[0] == 0 {
+			break
+		}
 	}
 	at, err := one(ctx, db, "promote", stmt{nextDue, nil}, pgx.RowTo[*time.Time])
 	if err != nil || at == nil {

@@ -25,7 +25,7 @@ const lockLeases = `
 // reportColumns is job.Report as Postgres reads it.
 const reportColumns = `r(lease json, worker text, host text, ending text, reason text, retry_after timestamptz, started boolean,
 	started_at timestamptz, ended_at timestamptz, tool_calls bigint, agent text, agent_version text, model text, conversation text,
-	resumable boolean, duration_ms bigint, exit_code integer, signal integer, is_error boolean, error_subtype text, result_text text,
+	resumable boolean, kept boolean, duration_ms bigint, exit_code integer, signal integer, is_error boolean, error_subtype text, result_text text,
 	num_turns bigint, timed_out boolean, cost_capped boolean, cost_usd numeric, usage json, outcome json, rate_limit json, versions json,
 	added text[], notes text[], session_dir text, "left" json, result json, patch json)`
 
@@ -61,11 +61,11 @@ const closing = `
 	closed AS (
 		INSERT INTO turnpike.attempts (job_id, attempt, lease_no, token, dispatch_no, profile, lane, tenant, agent, account, worker, host,
 			run_at, dispatched_at, claimed_at, started_at, ended_at, ending, reason, next, verdict, agent_version, model, conversation,
-			resumable, duration_ms, exit_code, signal, is_error, error_subtype, timed_out, cost_capped, num_turns, tool_calls, cost_usd,
+			resumable, kept, duration_ms, exit_code, signal, is_error, error_subtype, timed_out, cost_capped, num_turns, tool_calls, cost_usd,
 			cost_partial, rate_limit, versions, added, session_dir, result_text, result, reaped, patch, budgets)
 		SELECT job_id, attempt, lease_no, token, dispatch_no, profile, lane, tenant, coalesce(nullif(agent, ''), queued_agent), account, holder,
 			coalesce(host, ''), run_at, dispatched_at, claimed_at, began, ended_at, ending, coalesce(reason, ''), next, verdict,
-			coalesce(agent_version, ''), coalesce(model, ''), conversed, coalesce(resumable, false), coalesce(duration_ms, 0),
+			coalesce(agent_version, ''), coalesce(model, ''), conversed, coalesce(resumable, false), kept, coalesce(duration_ms, 0),
 			exit_code, signal, coalesce(is_error, false), coalesce(error_subtype, ''), coalesce(timed_out, false),
 			coalesce(cost_capped, false), coalesce(turned, 0), coalesce(called, 0), cost, partly AND cost IS NOT NULL, rate_limit, versions,
 			added, coalesce(session_dir, ''), coalesce(result_text, ''), result, @reaped::boolean, patch, budgets
@@ -211,7 +211,7 @@ const late = `
 	f AS (
 		UPDATE turnpike.attempts a SET late = true, late_at = now(), late_ending = r.ending,
 			host = coalesce(r.host, ''), agent_version = coalesce(r.agent_version, ''), model = coalesce(r.model, ''),
-			conversation = coalesce(nullif(r.conversation, ''), a.conversation), resumable = coalesce(r.resumable, false),
+			conversation = coalesce(nullif(r.conversation, ''), a.conversation), resumable = coalesce(r.resumable, false), kept = r.kept,
 			started_at = coalesce(a.started_at, r.started_at, CASE WHEN r.started THEN a.claimed_at END),
 			ended_at = r.ended_at, duration_ms = coalesce(r.duration_ms, 0), exit_code = r.exit_code, signal = r.signal,
 			is_error = coalesce(r.is_error, false), error_subtype = coalesce(r.error_subtype, ''), timed_out = coalesce(r.timed_out, false),

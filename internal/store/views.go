@@ -97,6 +97,17 @@ const getAttempts = `
 
 const getEvents = `SELECT at, what, note FROM turnpike.events WHERE job_id = @id ORDER BY at`
 
+// The jobs that one waits for and those that wait for it.
+const getWaits = `
+	SELECT w.job_id = @id::uuid, j.job_id::text, j.name, q.state::text,
+		CASE WHEN q.parked IS NOT NULL THEN 'parked: ' || q.parked WHEN NOT q.checked THEN 'unchecked' ELSE '' END
+	FROM turnpike.v_waits w
+	JOIN turnpike.queue q ON q.job_id = CASE w.job_id WHEN @id::uuid THEN w.awaits ELSE w.job_id END
+	JOIN turnpike.jobs j ON j.job_id = q.job_id
+	WHERE w.job_id = @id::uuid OR w.awaits = @id::uuid
+	ORDER BY 1, 2
+	LIMIT 1000`
+
 // Get returns everything on record about a job, or job.ErrNotFound.
 func (db *DB) Get(ctx context.Context, id job.ID) (job.View, error) {
 	what := fmt.Sprintf("get job %s", id)
@@ -117,6 +128,21 @@ func (db *DB) Get(ctx context.Context, id job.ID) (job.View, error) {
 		return e, err
 	})
 	v.Events = append(events, v.Events...)
+	if err != nil || v.State.Final() {
+		return v, err
+	}
+	type wait struct {
+		Awaited bool
+		job.Waiting
+	}
+	waits, err := many(ctx, db, what, stmt{getWaits, named}, pgx.RowToStructByPos[wait])
+	for _, w := range waits {
+		if w.Awaited {
+			v.After = append(v.After, w.Waiting)
+		} else {
+			v.Before = append(v.Before, w.Waiting)
+		}
+	}
 	return v, err
 }
 

@@ -96,8 +96,9 @@ func TestEveryFieldIsMapped(t *testing.T) {
 // mapped under the same name, or is the queue's.
 func TestEveryFieldIsRead(t *testing.T) {
 	queues := []string{
-		"APIVersion", "Restricted", "Account", "Work", "Pool", "Tenant", "Priority", "RunAt", "Deadline", "DedupKey", "ConcurrencyKey", "Retry", "Limits",
+		"APIVersion", "Restricted", "Account", "Work", "Pool", "Tenant", "Priority", "RunAt", "Deadline", "After", "DedupKey", "ConcurrencyKey", "Retry", "Limits",
 	}
+	queues = append(queues, "ResumeFrom") // becomes the ResumeID when it is claimed
 	for _, pair := range []struct{ from, to reflect.Type }{
 		{reflect.TypeFor[job.Request](), reflect.TypeFor[agent.Request]()},
 		{reflect.TypeFor[job.Profile](), reflect.TypeFor[agent.Profile]()},
