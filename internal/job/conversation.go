@@ -6,6 +6,9 @@ type Conversation struct {
 	Tenant string
 	Agent  string
 	ID     string // the CLI's own
+	// Job is whose copy of it is meant: as that job's last attempt left it. Empty is the
+	// newest. Jobs that continue the same one each keep their own.
+	Job ID
 	// Restricted says that it is of read-only turns: they alone continue it.
 	Restricted bool
 }

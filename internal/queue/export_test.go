@@ -1,6 +1,13 @@
 package queue
 
-import "turnpike/internal/job"
+import (
+	"context"
+	"io"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"turnpike/internal/job"
+)
 
 // What the fuzz targets reach.
 var (
@@ -14,3 +21,11 @@ var (
 
 // ResultSubject is where an attempt's report goes.
 func ResultSubject(id job.ID, attempt int) string { return attemptSubject(resultsRoot, id, attempt) }
+
+// PutConversationBefore keeps a bundle as the release before did.
+func (c *Conn) PutConversationBefore(ctx context.Context, of job.Conversation, bundle io.Reader) error {
+	return c.transfer(ctx, "keep a conversation", bundlesBucket, func(ctx context.Context, store jetstream.ObjectStore) error {
+		_, err := store.Put(ctx, jetstream.ObjectMeta{Name: conversationName(of)}, bundle)
+		return err
+	})
+}

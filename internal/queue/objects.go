@@ -48,16 +48,17 @@ func (a *Admin) objects(bucket, about string, age time.Duration, bytes int64) je
 	}
 }
 
-// PutConversation keeps the bundle of a conversation in place of an older one. One that
-// is there is replaced only when the conversation was continued, by which it is known to
-// be the same: else the error wraps [job.ErrConflict], so that no turn can pass its
+// PutConversation keeps the bundle of a conversation as a job's own, in place of what an
+// earlier attempt of it left, and as the newest of its name. One of that name is
+// followed only when the conversation was continued, by which it is known to be the
+// same: else the error wraps [job.ErrConflict], so that no turn can pass its
 // conversation for another's.
-func (c *Conn) PutConversation(ctx context.Context, of job.Conversation, continued bool, bundle io.Reader) error {
+func (c *Conn) PutConversation(ctx context.Context, of job.Conversation, continued bool, bundle io.ReadSeeker) error {
 	const doing = "keep a conversation"
 	return c.transfer(ctx, doing, bundlesBucket, func(ctx context.Context, store jetstream.ObjectStore) error {
-		name := conversationName(of)
+		newest := conversationName(of)
 		if !continued {
-			_, err := store.GetInfo(ctx, name)
+			_, err := store.GetInfo(ctx, newest)
 			if err == nil {
 				return fmt.Errorf("another turn has a conversation of this name: %w", job.ErrConflict)
 			}
@@ -65,18 +66,50 @@ func (c *Conn) PutConversation(ctx context.Context, of job.Conversation, continu
 				return err
 			}
 		}
-		_, err := store.Put(ctx, jetstream.ObjectMeta{Name: name}, bundle)
+		own, err := store.Put(ctx, jetstream.ObjectMeta{Name: ownName(of)}, bundle)
+		if err != nil {
+			return err
+		}
+		if _, err = store.AddLink(ctx, newest, own); !errors.Is(err, jetstream.ErrObjectAlreadyExists) {
+			return err
+		}
+		// Kept by the release before, which had no copies of jobs: the newest stays one.
+		if _, err := bundle.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+		_, err = store.Put(ctx, jetstream.ObjectMeta{Name: newest}, bundle)
 		return err
 	})
 }
 
-// GetConversation writes the newest bundle of a conversation. The error wraps
-// [job.ErrNotKept] when there is none.
+// GetConversation writes the bundle of a conversation. The error wraps [job.ErrNotKept]
+// when there is none.
 func (c *Conn) GetConversation(ctx context.Context, of job.Conversation, to io.Writer) error {
-	return c.getObject(ctx, "get a conversation", bundlesBucket, conversationName(of), to)
+	const doing = "get a conversation"
+	if of.Job == "" {
+		return c.getObject(ctx, doing, bundlesBucket, conversationName(of), to)
+	}
+	err := c.getObject(ctx, doing, bundlesBucket, ownName(of), to)
+	if !errors.Is(err, job.ErrNotKept) {
+		return err
+	}
+	// Where the release before kept it, nobody has a copy.
+	before := false
+	if err := c.transfer(ctx, doing, bundlesBucket, func(ctx context.Context, store jetstream.ObjectStore) error {
+		info, err := store.GetInfo(ctx, conversationName(of))
+		if errors.Is(err, jetstream.ErrObjectNotFound) {
+			return nil
+		}
+		before = err == nil && (info.Opts == nil || info.Opts.Link == nil)
+		return err
+	}); err != nil || !before {
+		return errors.Join(err, job.ErrNotKept)
+	}
+	return c.getObject(ctx, doing, bundlesBucket, conversationName(of), to)
 }
 
-// conversationName has one form for each conversation: its parts hold no slash.
+// conversationName has one form for each conversation: its parts hold no slash. The
+// object of that name is a link to the newest copy.
 func conversationName(of job.Conversation) string {
 	name := url.PathEscape(of.Tenant) + "/" + url.PathEscape(of.Agent) + "/" + url.PathEscape(of.ID)
 	if of.Restricted {
@@ -84,6 +117,8 @@ func conversationName(of job.Conversation) string {
 	}
 	return name
 }
+
+func ownName(of job.Conversation) string { return conversationName(of) + "/" + string(of.Job) }
 
 // PutPatch keeps what an attempt changed. It may be repeated.
 func (c *Conn) PutPatch(ctx context.Context, id job.ID, attempt int, patch io.Reader) error {

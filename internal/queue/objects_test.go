@@ -29,6 +29,10 @@ func TestObjects(t *testing.T) {
 	dispatcher := connect(t, b.As(string(queue.Dispatcher)), queue.Dispatcher)
 	worker := connect(t, b.As(string(queue.Worker)), queue.Worker)
 	talk := job.Conversation{Tenant: "acme", Agent: "claude", ID: "5b9e"}
+	of := func(c job.Conversation, id job.ID) job.Conversation {
+		c.Job = id
+		return c
+	}
 
 	t.Run("are missing until the dispatcher made them", func(t *testing.T) {
 		if err := worker.GetConversation(ctx, talk, &bytes.Buffer{}); !errors.Is(err, job.ErrLaneMissing) {
@@ -51,7 +55,7 @@ func TestObjects(t *testing.T) {
 		return got.Bytes()
 	}
 	t.Run("keep a conversation for its own tenant", func(t *testing.T) {
-		if err := worker.PutConversation(ctx, talk, false, bytes.NewReader(large)); err != nil {
+		if err := worker.PutConversation(ctx, of(talk, anID), false, bytes.NewReader(large)); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(get(t, talk), large) {
@@ -68,14 +72,49 @@ func TestObjects(t *testing.T) {
 		}
 	})
 	t.Run("replace a conversation only when it goes on", func(t *testing.T) {
-		if err := worker.PutConversation(ctx, talk, false, strings.NewReader("another's")); !errors.Is(err, job.ErrConflict) {
+		if err := worker.PutConversation(ctx, of(talk, anID), false, strings.NewReader("another's")); !errors.Is(err, job.ErrConflict) {
 			t.Errorf("got %v", err)
 		}
-		if err := worker.PutConversation(ctx, talk, true, strings.NewReader("longer")); err != nil {
+		if err := worker.PutConversation(ctx, of(talk, anID), true, strings.NewReader("longer")); err != nil {
 			t.Fatal(err)
 		}
 		if got := get(t, talk); string(got) != "longer" {
 			t.Errorf("got %d bytes", len(got))
+		}
+	})
+	t.Run("keep it as each job left it", func(t *testing.T) {
+		for _, fork := range []job.ID{"left", "right"} {
+			if err := worker.PutConversation(ctx, of(talk, fork), true, strings.NewReader(string(fork))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, c := range []struct {
+			of   job.ID
+			want string
+		}{{anID, "longer"}, {"left", "left"}, {"right", "right"}, {"", "right"}} {
+			if got := get(t, of(talk, c.of)); string(got) != c.want {
+				t.Errorf("of job %q: %.20q, want %q", c.of, got, c.want)
+			}
+		}
+		if err := worker.GetConversation(ctx, of(talk, "none"), &bytes.Buffer{}); !errors.Is(err, job.ErrNotKept) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("go on with what the release before kept", func(t *testing.T) {
+		old := job.Conversation{Tenant: "acme", Agent: "claude", ID: "old"}
+		if err := worker.PutConversationBefore(ctx, old, strings.NewReader("old")); err != nil {
+			t.Fatal(err)
+		}
+		if got := get(t, of(old, anID)); string(got) != "old" {
+			t.Errorf("got %q", got)
+		}
+		if err := worker.PutConversation(ctx, of(old, "new"), true, strings.NewReader("longer")); err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range []job.ID{"", "new"} {
+			if got := get(t, of(old, id)); string(got) != "longer" {
+				t.Errorf("of job %q: %q", id, got)
+			}
 		}
 	})
 	t.Run("hand a patch to the dispatcher", func(t *testing.T) {
@@ -95,10 +134,10 @@ func TestObjects(t *testing.T) {
 	t.Run("are full at their bound", func(t *testing.T) {
 		ensure(ctx, t, &queue.Admin{Conn: dispatcher, BundleBytes: 2 << 20})
 		full := job.Conversation{Tenant: "acme", Agent: "claude", ID: "full"}
-		if err := worker.PutConversation(ctx, full, false, bytes.NewReader(make([]byte, 4<<20))); err == nil {
+		if err := worker.PutConversation(ctx, of(full, anID), false, bytes.NewReader(make([]byte, 4<<20))); err == nil {
 			t.Error("takes more than it may hold")
 		}
-		if got := get(t, talk); string(got) != "longer" {
+		if got := get(t, talk); string(got) != "right" {
 			t.Errorf("what was there is gone: %q", got)
 		}
 	})

@@ -18,9 +18,9 @@ import (
 // Archive keeps what turns leave for later attempts, wherever they run, and for people.
 // Its errors may be job.ErrNotKept, for what is not there, and job.ErrConflict.
 type Archive interface {
-	// PutConversation keeps a bundle. One that is there gives way only to a turn
-	// that continued it; else job.ErrConflict.
-	PutConversation(ctx context.Context, of job.Conversation, continued bool, bundle io.Reader) error
+	// PutConversation keeps a bundle as a job's own and as the newest. One that is there
+	// is followed only by a turn that continued it; else job.ErrConflict.
+	PutConversation(ctx context.Context, of job.Conversation, continued bool, bundle io.ReadSeeker) error
 	GetConversation(ctx context.Context, of job.Conversation, to io.Writer) error
 	PutPatch(ctx context.Context, id job.ID, attempt int, patch io.Reader) error
 	GetPatch(ctx context.Context, id job.ID, attempt int, to io.Writer) error
@@ -59,9 +59,19 @@ type leavings struct {
 // continues is the conversation the attempt goes on with; empty for none.
 func (a *attempt) continues() string { return cmp.Or(a.resume, a.request.ResumeID) }
 
-// conversation names the one with the agent's id. Those of read-only turns are kept apart.
-func (a *attempt) conversation(id string) job.Conversation {
-	return job.Conversation{Tenant: a.tenant, Agent: agentName(a.profile.Agent), ID: id, Restricted: a.request.Restricted}
+// origin is the job that left the conversation as the attempt goes on with it: its own,
+// which was interrupted, or the one its request names. Empty is whoever was the last.
+func (a *attempt) origin() job.ID {
+	if a.resume != "" {
+		return a.mark.Lease.Job
+	}
+	return a.from
+}
+
+// conversation names the one with the agent's id, as a job left it. Those of read-only
+// turns are kept apart.
+func (a *attempt) conversation(id string, of job.ID) job.Conversation {
+	return job.Conversation{Tenant: a.tenant, Agent: agentName(a.profile.Agent), ID: id, Job: of, Restricted: a.request.Restricted}
 }
 
 // fetchConversation puts the bundle of the conversation the attempt continues where the
@@ -69,12 +79,14 @@ func (a *attempt) conversation(id string) job.Conversation {
 func (a *attempt) fetchConversation(ctx context.Context) error {
 	id := a.continues()
 	switch {
+	case id == "" && a.request.ResumeFrom != "":
+		return fmt.Errorf("resume_from: there is no queue with that job: %w", agent.ErrUnsupported)
 	case id == "":
 		return nil
 	case a.Archive == nil:
 		return fmt.Errorf("resume: this worker keeps no conversations (it runs without NATS): %w", agent.ErrUnsupported)
 	}
-	of := a.conversation(id)
+	of := a.conversation(id, a.origin())
 	err := fetch(filepath.Join(a.mark.Session, agent.ContinuedFile), agent.MaxConversation, func(w io.Writer) error {
 		return a.Archive.GetConversation(ctx, of, w)
 	})
@@ -199,6 +211,7 @@ func (a *attempt) archive(ctx context.Context, res *agent.Result, rep *job.Repor
 		a.Log.Warn("a conversation is not kept and cannot be continued", "name", a.name, "error", err)
 		rep.Notes = append(rep.Notes, "the conversation is not kept and cannot be continued: "+text(err))
 	}
+	rep.Kept = kept
 	rep.Resumable = kept && a.canGoOn(res, rep.Patch)
 }
 
@@ -248,7 +261,7 @@ func (a *attempt) archiveConversation(ctx context.Context, id string) (bool, err
 		return false, err
 	}
 	defer f.Close() // it was only read
-	err = a.Archive.PutConversation(ctx, a.conversation(id), id == a.continues(), f)
+	err = a.Archive.PutConversation(ctx, a.conversation(id, a.mark.Lease.Job), id == a.continues(), f)
 	return err == nil, err
 }
 

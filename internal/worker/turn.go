@@ -102,7 +102,8 @@ type attempt struct {
 	profile job.Profile
 	name    string
 	tenant  string
-	resume  string
+	resume  string // the conversation of an earlier attempt that it continues
+	from    job.ID // whose conversation the request names; empty for none
 	mark    *mark
 	kept    *kept     // nil for a turn run by hand
 	budget  *job.Left // what its budgets have left; nil without any
@@ -362,6 +363,12 @@ func (a *attempt) read(c job.Claimed) (err error) {
 	}
 	if a.profile, err = selectProfile(a.request, c.Profile); err != nil {
 		return err
+	}
+	if a.request.ResumeFrom != "" {
+		if c.Origin == nil || c.Origin.Conversation == "" {
+			return fmt.Errorf("resume_from: the job and its conversation are not on record any more: %w", agent.ErrUnsupported)
+		}
+		a.request.ResumeID, a.from = c.Origin.Conversation, c.Origin.Job
 	}
 	if got := (job.Lane{Placement: a.profile.Placement(), Pool: a.request.Pool}); got != c.Lane {
 		return fmt.Errorf("profile: it runs on lane %s and was claimed on %s: %w", got, c.Lane, agent.ErrNotGranted)
