@@ -11,7 +11,7 @@ LDFLAGS  = -s -w -X $(INFO).Version=$(VERSION) -X $(INFO).Commit=$(COMMIT)
 # Suites that need more than the Go toolchain: the engine (Postgres and NATS in containers), Postgres binaries, the agent
 # CLIs, or the right to make namespaces. `make test` runs them with all the others, `make test-unit` leaves them out.
 REAL := testenv store devpg agent/confine agent/runner agent/driver/claude agent/driver/codex agent/driver/opencode \
-	agent/driver/pi agent/killtest agent/agenttest agent/sandbox/container e2e
+	agent/driver/pi agent/killtest agent/agenttest agent/sandbox/container chaos e2e
 
 .PHONY: help
 help: ## Print this
@@ -52,6 +52,11 @@ test-kill: ## Kill each of the real agents 50 times at random moments; KILLS and
 	@scripts/agents.sh >/dev/null
 	@go test -race -timeout 120m -count 1 -v -run '^TestKills$$' ./internal/agent/killtest \
 		-kills $(or $(KILLS),50) -seed $(or $(SEED),0)
+
+.PHONY: chaos
+chaos: ## Break an installation by the plan of SEED (1) while TURNS turns (1500) run, and check what is on record
+	@scripts/engine.sh up
+	@go test -timeout 60m -count 1 -v -run '^TestChaos$$' ./internal/chaos -seed $(or $(SEED),1) -turns $(or $(TURNS),1500)
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target, one after the other, for FUZZTIME in all (10m)

@@ -45,7 +45,7 @@ mkdir -p .cache/bin
 # Every package that has tests must have passed one; a whole run also needs the suites that prove the system.
 mapfile -t must < <(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' "${packages[@]}" | sed '/^$/d')
 if [ -n "$whole" ]; then
-	must+=(turnpike/internal/archtest turnpike/internal/testenv turnpike/internal/e2e)
+	must+=(turnpike/internal/archtest turnpike/internal/testenv turnpike/internal/e2e turnpike/internal/chaos:TestChaos)
 	# Each of the four real CLIs: the suite of its driver, the kills, its example, and a turn in a container.
 	for agent in claude codex opencode pi; do
 		must+=("turnpike/internal/agent/driver/$agent:TestDriver" "turnpike/internal/agent/killtest:TestKills/$agent"

@@ -60,6 +60,8 @@ var Map = []Rule{
 	{Package: "internal/testenv", May: []string{"..."}, Tests: true},
 	{Package: "internal/archtest", May: []string{"..."}, Tests: true},
 	{Package: "internal/e2e", May: []string{"..."}, Tests: true},
+	{Package: "internal/chaos", May: []string{"..."}, Tests: true},
+	{Package: "internal/chaos/standin", May: []string{"..."}, Tests: true},
 	{Package: "internal/agent/confine/benchstart", May: []string{"..."}, Tests: true},
 	{Package: "internal/agent/agenttest", May: []string{"..."}, Tests: true},
 	{Package: "internal/agent/killtest", May: []string{"..."}, Tests: true},

@@ -3,6 +3,7 @@ package testenv
 import (
 	"errors"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -29,7 +30,8 @@ const (
 	closed
 )
 
-// NewProxy starts a proxy to target; clients dial Addr. It goes when the test ends.
+// NewProxy starts a proxy to target, a TCP address or the path of a unix socket; clients
+// dial Addr. It goes when the test ends.
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -97,7 +99,11 @@ func (p *Proxy) serve(client net.Conn) {
 		return
 	}
 	defer p.leave(client)
-	server, err := net.DialTimeout("tcp", p.target, 10*time.Second)
+	network := "tcp"
+	if strings.HasPrefix(p.target, "/") {
+		network = "unix"
+	}
+	server, err := net.DialTimeout(network, p.target, 10*time.Second)
 	if err != nil {
 		return
 	}

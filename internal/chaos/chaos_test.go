@@ -1,0 +1,113 @@
+package chaos_test
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"turnpike/internal/chaos"
+)
+
+var (
+	seed  = flag.Uint64("seed", 1, "what the plan is made from")
+	turns = flag.Int("turns", 150, "how many jobs are enqueued")
+	rate  = flag.Float64("rate", 12, "how many of them in a second")
+)
+
+// TestChaos breaks an installation as the plan of a seed says, and holds what is left to
+// the invariants.
+func TestChaos(t *testing.T) {
+	plan := chaos.NewPlan(*seed, chaos.Size{Turns: *turns, Workers: 4, Dispatchers: 2, Lease: 4 * time.Second, Rate: *rate})
+	plan.Print(os.Stdout)
+	s := newSite(t, plan)
+	ended := false
+	end := func() {
+		if !ended {
+			ended = true
+			s.end()
+		}
+	}
+	t.Cleanup(end)
+	s.everything(chaos.Start)
+	s.ready(t)
+	p := newProducers(s)
+	if status, said := p.ask(t.Context(), http.MethodPut, "/v1/budgets", "", map[string]any{
+		"scope": "tenant", "name": "t0", "per": "24h", "limit_usd": "1000000",
+	}); status >= 300 {
+		t.Fatalf("set a budget: %d %s", status, said)
+	}
+
+	began := time.Now()
+	ctx, cancel := context.WithCancel(t.Context())
+	asked := make(chan struct{})
+	go func() { defer close(asked); p.run(ctx, began) }()
+	t.Cleanup(func() { cancel(); <-asked })
+	for _, a := range plan.Actions {
+		<-time.After(time.Until(began.Add(a.At)))
+		s.act(t, a)
+	}
+
+	// The plan mends all that it breaks. Now everything must come to rest.
+	s.everything(chaos.Start)
+	select {
+	case <-asked:
+	case <-time.After(plan.Length() + soon):
+		s.problem("producers get no answer")
+		cancel()
+		<-asked
+	}
+	t.Logf("all is asked for and mended after %s", time.Since(began).Round(time.Second))
+	s.await("no job is unfinished", func() bool {
+		p.lift(ctx)
+		var n int
+		err := s.db.QueryRow(ctx, "SELECT count(*) FROM turnpike.queue").Scan(&n)
+		return err == nil && n == 0
+	})
+	p.client.CloseIdleConnections()
+	s.await("every tree is gone", func() bool { return s.ledger.Open() == 0 })
+	s.await("every report is settled", func() bool { return len(s.spooled()) == 0 })
+	var messages []string
+	s.await("the streams are empty", func() (empty bool) {
+		var err error
+		messages, err = s.messages(ctx)
+		return err == nil && len(messages) == 0
+	})
+	t.Logf("at rest after %s", time.Since(began).Round(time.Second))
+	ended = true
+	s.end()
+
+	h := s.history(t)
+	h.Accepted = p.ids
+	h.Left = slices.Concat(messages, s.spooled(), s.alive(), s.problems)
+	findings := chaos.Check(h)
+	fmt.Printf("SEED=%d TURNS=%d: %d jobs, %d attempts, %d turns ran; %d enqueues were answered with an earlier job\nattempts: %v\n",
+		plan.Seed, plan.Size.Turns, len(h.Jobs), len(h.Attempts), len(h.Runs), p.existing, endings(h))
+	var said bytes.Buffer
+	if !chaos.Print(&said, findings) {
+		t.Errorf("invariants are broken; once more: make chaos SEED=%d TURNS=%d", plan.Seed, plan.Size.Turns)
+	}
+	fmt.Print(said.String())
+}
+
+// endings says how attempts ended: a run that met little proves little.
+func endings(h *chaos.History) map[string]int {
+	count := map[string]int{}
+	for _, a := range h.Attempts {
+		count[string(a.Ending)]++
+		if a.Late {
+			count["(late)"]++
+		}
+	}
+	for _, r := range h.Runs {
+		if r.Resumed {
+			count["(continued)"]++
+		}
+	}
+	return count
+}
