@@ -76,7 +76,7 @@ func TestSweep(t *testing.T) {
 	if _, err := d.Cancel(t.Context(), waits, "me", ""); err != nil {
 		t.Fatal(err)
 	}
-	d.sql(`UPDATE turnpike.queue SET lease_until = now() - interval '1 s' WHERE job_id = $1`, string(waits))
+	d.sql(`UPDATE turnpike.queue SET started_at = now(), lease_until = now() - interval '1 s' WHERE job_id = $1`, string(waits))
 	d.reap() // leaves an orphan
 	sweep(store.Retention{History: 5 * 7 * 24 * time.Hour})
 	if !there(waits) {

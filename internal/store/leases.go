@@ -73,26 +73,33 @@ func (db *DB) Claim(ctx context.Context, worker string, lane job.Lane, claims []
 	if err != nil {
 		return nil, fmt.Errorf("claim: %w", err)
 	}
-	return many(ctx, db, "claim",
-		stmt{claim, args{"claims": encoded, "lane": lane.String(), "worker": worker, "lease": db.lease, "kind": leftKind(lane)}},
-		func(row pgx.CollectableRow) (job.Claimed, error) {
-			c := job.Claimed{Length: db.lease, Lane: lane}
-			var request string
-			var origin, scope, name *string
-			var conversation string
-			var per *int64
-			var left *job.USD
-			err := row.Scan(&c.Job, &c.Attempt, &c.Number, &c.Token, &c.Name, &c.Tenant, &c.Account, &c.Profile, &c.TriesSpent,
-				&c.Resume, &request, &origin, &conversation, &scope, &name, &per, &left)
-			c.Request = json.RawMessage(request)
-			if origin != nil {
-				c.Origin = &job.Origin{Job: job.ID(*origin), Conversation: conversation}
-			}
-			if scope != nil {
-				c.Left = &job.Left{Budget: budgetKey(*scope, *name, *per), USD: *left}
-			}
-			return c, err
-		})
+	ask := stmt{claim, args{"claims": encoded, "lane": lane.String(), "worker": worker, "lease": db.lease, "kind": leftKind(lane)}}
+	toClaimed := func(row pgx.CollectableRow) (job.Claimed, error) {
+		c := job.Claimed{Length: db.lease, Lane: lane}
+		var request string
+		var origin, scope, name *string
+		var conversation string
+		var per *int64
+		var left *job.USD
+		err := row.Scan(&c.Job, &c.Attempt, &c.Number, &c.Token, &c.Name, &c.Tenant, &c.Account, &c.Profile, &c.TriesSpent,
+			&c.Resume, &request, &origin, &conversation, &scope, &name, &per, &left)
+		c.Request = json.RawMessage(request)
+		if origin != nil {
+			c.Origin = &job.Origin{Job: job.ID(*origin), Conversation: conversation}
+		}
+		if scope != nil {
+			c.Left = &job.Left{Budget: budgetKey(*scope, *name, *per), USD: *left}
+		}
+		return c, err
+	}
+	got, err := many(ctx, db, "claim", ask, toClaimed)
+	if err != nil || len(got) == len(claims) {
+		return got, err
+	}
+	// A refusal may be our own doing: the call before, of which we heard no answer,
+	// committed while this one waited for its rows. This statement saw the rows as they
+	// were before that; the next one sees the leases.
+	return many(ctx, db, "claim", ask, toClaimed)
 }
 
 // leftKind is what a lane's turn would leave behind, while no more is known: the

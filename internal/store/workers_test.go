@@ -117,6 +117,7 @@ func TestAbandon(t *testing.T) {
 	}
 	register(worker, "h1", "dir-1")
 	c := d.running()
+	d.sql(`UPDATE turnpike.queue SET started_at = now()`)
 	d.lapse(c.Job)
 	d.reap() // leaves an orphan
 	at := func(back time.Duration) {
