@@ -38,6 +38,15 @@ type Process interface {
 	Wait() (Exit, error)
 }
 
+// Bounded is a Process, or a Control, that can be let run until a time and no longer,
+// however little its caller still does: a worker that is stopped, or starved, freezes
+// nothing, and its lease lapses all the same.
+type Bounded interface {
+	// RunUntil has it stand still at a time, unless it was given a later one by then. A
+	// later one lets it go on; what Freeze stopped goes on by Thaw alone.
+	RunUntil(at time.Time) error
+}
+
 // Exit is how a process ended.
 type Exit struct {
 	Code   int // -1 when Signal ended it

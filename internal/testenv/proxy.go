@@ -52,7 +52,7 @@ func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 func (p *Proxy) Cut() { p.enter(cutting) }
 
 // Hold keeps connections open and takes new ones, but lets no byte pass, until
-// Resume: what a client sees of a partition. Nothing held back is lost.
+// Resume: what a client sees of a partition. Nothing held back is lost but by Cut.
 func (p *Proxy) Hold() { p.enter(holding) }
 
 // Resume forwards again.
@@ -67,17 +67,19 @@ func (p *Proxy) close() {
 func (p *Proxy) enter(m mode) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.mode == holding && m != holding {
-		close(p.flow)
-	}
-	if p.mode != holding && m == holding {
-		p.flow = make(chan struct{})
-	}
+	was := p.mode
 	p.mode = m
 	if m == cutting || m == closed {
+		// Before anything flows again: what was held back is lost.
 		for c := range p.conns {
 			reset(c)
 		}
+	}
+	switch {
+	case was == holding && m != holding:
+		close(p.flow)
+	case was != holding && m == holding:
+		p.flow = make(chan struct{})
 	}
 }
 

@@ -301,6 +301,7 @@ type control struct {
 	mu     sync.Mutex
 	frozen bool
 	log    []string
+	until  time.Time
 	err    error
 	stuck  chan struct{} // when set, the first call waits for it
 }
@@ -322,6 +323,19 @@ func (c *control) note(what string, frozen bool) error {
 }
 func (c *control) Freeze() error { return c.note("freeze", true) }
 func (c *control) Thaw() error   { return c.note("thaw", false) }
+func (c *control) RunUntil(at time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.until = at
+	return nil
+}
+
+// bound is when the turn was last told to stand still by itself.
+func (c *control) bound() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.until
+}
 func (c *control) history() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -111,6 +112,7 @@ type kept struct {
 	lease   job.Lease
 	stop    context.CancelCauseFunc
 	control agent.Control // nil until the agent runs
+	until   time.Time     // when it was told to stand still by itself
 	// earlier are the attempts of the same job that were here when this one came.
 	earlier []*kept
 
@@ -396,7 +398,7 @@ type steer struct {
 // the next one is. Steering a turn may take long; what it came to is looked at before
 // that turn is steered again.
 func (k *Keeper) enforce(now time.Time, steers *sync.WaitGroup) time.Time {
-	var todo []steer
+	var todo, bounds []steer
 	var next time.Time
 	k.mu.Lock()
 	for _, h := range k.held {
@@ -418,11 +420,18 @@ func (k *Keeper) enforce(now time.Time, steers *sync.WaitGroup) time.Time {
 		if action != LetRun {
 			todo = append(todo, steer{h, h.control, action, cause})
 		}
+		if at := h.standing.FreezeAt(); h.control != nil && !h.stopped && at.After(h.until) {
+			h.until = at
+			bounds = append(bounds, steer{h: h, control: h.control})
+		}
 		if at := h.standing.FreezeAt(); !h.stopped && !h.standing.Frozen && (next.IsZero() || at.Before(next)) {
 			next = at
 		}
 	}
 	k.mu.Unlock()
+	for _, s := range bounds {
+		steers.Go(func() { k.bound(s) })
+	}
 	for _, s := range todo {
 		if s.action == Stop {
 			k.carryOut(s)
@@ -437,6 +446,21 @@ func (k *Keeper) enforce(now time.Time, steers *sync.WaitGroup) time.Time {
 		})
 	}
 	return next
+}
+
+// bound has the turn stand still by itself when it would be frozen: this process may
+// stand still then.
+func (k *Keeper) bound(s steer) {
+	b, able := s.control.(agent.Bounded)
+	if !able {
+		return
+	}
+	k.mu.Lock()
+	at := s.h.until
+	k.mu.Unlock()
+	if err := b.RunUntil(at); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		k.Log.Warn("the turn would not stand still by itself", "job", s.h.lease.Job, "attempt", s.h.lease.Attempt, "error", err)
+	}
 }
 
 func (k *Keeper) carryOut(s steer) {

@@ -393,9 +393,16 @@ func TestPool(t *testing.T) {
 		stop := r.serve(t)
 		<-r.runs.started
 		synctest.Wait()
+		// What the keeper would do then, the turn does by itself if the keeper cannot.
+		if left := time.Until(r.runs.control.bound()); left != 45*time.Second {
+			t.Errorf("it stands still by itself in %s", left)
+		}
 		r.store.set(func() { r.store.away = true })
 		time.Sleep(46 * time.Second)
 		synctest.Wait()
+		if left := time.Until(r.runs.control.bound()); left != -time.Second {
+			t.Errorf("while nobody answers, it stands still by itself in %s", left)
+		}
 		if h := r.runs.control.history(); !slices.Equal(h, []string{"freeze"}) {
 			t.Errorf("after 46 s: %v", h)
 		}
@@ -404,6 +411,9 @@ func TestPool(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		if h := r.runs.control.history(); !slices.Equal(h, []string{"freeze", "thaw"}) {
 			t.Errorf("afterwards: %v", h)
+		}
+		if left := time.Until(r.runs.control.bound()); left <= 0 {
+			t.Errorf("afterwards, it stands still by itself in %s", left)
 		}
 		r.runs.finish <- &agent.Result{}
 		if rep := <-r.store.reported; rep.Ending != job.EndDone {

@@ -25,13 +25,16 @@
 // and closes on exec; the root's end is descriptor 3 of the root and goes no
 // further. Start puts it first in ExtraFiles; whatever starts a root keeps it there.
 //
-//	worker to root   {"do":"freeze"} {"do":"thaw"}, end of file: end everything
+//	worker to root   {"do":"freeze"} {"do":"thaw"} {"do":"until","at":…}, end of file: end everything
 //	root to worker   {"did":"freeze"} with an error if it failed, {"exit":{…}} last
 //
 // A worker that is killed closes the line as surely as one that calls Kill, so
 // nothing outlives its worker and nobody has to notice its death. A socket is
 // used rather than a pipe because the far end of a pipe can be opened again
 // through /proc by anyone of the same user, and then never reports its end.
+//
+// Until is for a worker that is alive and stands still: at that time, unless a later one
+// was given, the root freezes the tree by itself (term.go).
 //
 // Terminate is SIGTERM to the root, which passes it (and SIGINT and SIGHUP) to the
 // program. Kill closes the line, waits, and if the root does not end by itself

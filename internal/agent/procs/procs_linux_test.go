@@ -244,6 +244,56 @@ func TestTree(t *testing.T) {
 		}
 	})
 
+	t.Run("stands still by itself at the end of its term", func(t *testing.T) {
+		busy := func() *exec.Cmd { return shell(`echo ready; i=0; while :; do i=$((i+1)); echo $i; done & wait`) }
+		still := func(tree *procs.Tree) {
+			t.Helper()
+			// The root gives no sign of it, for there may be nobody to hear.
+			again := time.NewTicker(time.Millisecond)
+			defer again.Stop()
+			for moving(t, tree.Identity().PID) > 0 {
+				<-again.C
+			}
+		}
+		until := func(tree *procs.Tree, at time.Time) {
+			t.Helper()
+			if err := tree.RunUntil(at); err != nil {
+				t.Fatal(err)
+			}
+		}
+		runs := func(out io.Reader) {
+			t.Helper()
+			if _, err := io.CopyN(io.Discard, out, 1<<20); err != nil {
+				t.Error(err)
+			}
+		}
+		never := time.Now().Add(time.Hour)
+
+		tree, out := start(t, busy())
+		until(tree, time.Now().Add(10*time.Millisecond))
+		still(tree)
+		until(tree, time.Now().Add(-time.Second)) // an earlier end is none
+		still(tree)
+		until(tree, never)
+		runs(out)
+		until(tree, time.Now()) // the later one was given
+		runs(out)
+
+		// What was told to stand still goes on when it is told to.
+		tree, out = start(t, busy())
+		if err := tree.Freeze(); err != nil {
+			t.Fatal(err)
+		}
+		until(tree, never)
+		if n := moving(t, tree.Identity().PID); n != 0 {
+			t.Errorf("%d processes run though nobody thawed them", n)
+		}
+		if err := tree.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+		runs(out)
+	})
+
 	t.Run("kills while frozen", func(t *testing.T) {
 		secs := mark(t)
 		tree, _ := start(t, shell(nested, secs))

@@ -40,6 +40,7 @@ type root struct {
 	program process
 	reaped  chan syscall.WaitStatus // has room for one
 	family  family
+	term    term
 }
 
 func runRoot() int {
@@ -183,6 +184,14 @@ func (r *root) run(signals <-chan os.Signal) agent.Exit {
 				a.Error = err.Error()
 			}
 			_ = r.answers.Encode(a)
+		case <-r.term.fires():
+			if r.term.told {
+				continue
+			}
+			if r.freeze() != nil {
+				return r.end(killed) // what cannot be held still must not outlive its term
+			}
+			r.term.over = true
 		case <-look.C:
 			_, _ = r.members() // a table that could not be read is read again
 		case ws := <-r.reaped:
@@ -238,9 +247,23 @@ func (r *root) members() ([]process, error) {
 func (r *root) do(q request) error {
 	switch q.Do {
 	case doFreeze:
-		return r.freeze()
+		err := r.freeze()
+		if err == nil {
+			r.term.told, r.term.over = true, false
+		}
+		return err
 	case doThaw:
-		return r.signalAll(unix.SIGCONT)
+		err := r.signalAll(unix.SIGCONT)
+		if err == nil {
+			r.term.told, r.term.over = false, false
+		}
+		return err
+	case doUntil:
+		goesOn, err := r.term.extend(q.At)
+		if goesOn {
+			err = r.signalAll(unix.SIGCONT)
+		}
+		return err
 	}
 	return fmt.Errorf("unknown request %q", q.Do)
 }

@@ -48,6 +48,7 @@ type root struct {
 	answers   *json.Encoder
 	child     int // pidfd of the program
 	groups    []Group
+	term      term
 	// reaped carries every child that ended, and closes when there is none left.
 	reaped chan ended
 }
@@ -212,6 +213,14 @@ func (r *root) run(pid int, signals <-chan os.Signal) agent.Exit {
 				a.Error = err.Error()
 			}
 			_ = r.answers.Encode(a)
+		case <-r.term.fires():
+			if r.term.told {
+				continue
+			}
+			if r.freeze() != nil {
+				return r.end(pid, killed) // what cannot be held still must not outlive its term
+			}
+			r.term.over = true
 		case e, open := <-r.reaped:
 			if !open {
 				return killed
@@ -323,9 +332,23 @@ func (r *root) others() ([]process, error) {
 func (r *root) do(q request) error {
 	switch q.Do {
 	case doFreeze:
-		return r.freeze()
+		err := r.freeze()
+		if err == nil {
+			r.term.told, r.term.over = true, false
+		}
+		return err
 	case doThaw:
-		return r.signalAll(unix.SIGCONT)
+		err := r.signalAll(unix.SIGCONT)
+		if err == nil {
+			r.term.told, r.term.over = false, false
+		}
+		return err
+	case doUntil:
+		goesOn, err := r.term.extend(q.At)
+		if goesOn {
+			err = r.signalAll(unix.SIGCONT)
+		}
+		return err
 	}
 	return fmt.Errorf("unknown request %q", q.Do)
 }

@@ -44,7 +44,10 @@ type Tree struct {
 	wait func() (agent.Exit, error)
 }
 
-var _ agent.Process = (*Tree)(nil)
+var (
+	_ agent.Process = (*Tree)(nil)
+	_ agent.Bounded = (*Tree)(nil)
+)
 
 // Start starts cmd through start, which is Supervised or a Confiner's Start bound
 // to its confinement, and returns once the program was executed. cmd's standard
@@ -113,18 +116,29 @@ func (t *Tree) Terminate() error {
 }
 
 // Freeze stops the whole tree and returns when it stands still.
-func (t *Tree) Freeze() error { return t.ask(doFreeze) }
+func (t *Tree) Freeze() error { return t.ask(request{Do: doFreeze}) }
 
 // Thaw lets a frozen tree go on, what the program itself had stopped included.
-func (t *Tree) Thaw() error { return t.ask(doThaw) }
+func (t *Tree) Thaw() error { return t.ask(request{Do: doThaw}) }
 
-func (t *Tree) ask(do string) error {
+// RunUntil has the tree stand still at a time, unless it was given a later one by then.
+// Its root sees to that, whatever becomes of this process.
+func (t *Tree) RunUntil(at time.Time) error {
+	now, err := monotonic()
+	if err != nil {
+		return fmt.Errorf("until: %w", err)
+	}
+	return t.ask(request{Do: doUntil, At: now + time.Until(at)})
+}
+
+func (t *Tree) ask(q request) error {
+	do := q.Do
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err := t.line.SetDeadline(time.Now().Add(answerBound)); err != nil {
 		return fmt.Errorf("%s: %w", do, err)
 	}
-	if err := json.NewEncoder(t.line).Encode(request{Do: do}); err != nil {
+	if err := json.NewEncoder(t.line).Encode(q); err != nil {
 		return fmt.Errorf("%s: %w", do, t.gone(err))
 	}
 	for {

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"syscall"
+	"time"
 
 	"turnpike/internal/agent"
 )
@@ -49,11 +50,13 @@ const readyWord = "ready\n"
 const (
 	doFreeze = "freeze"
 	doThaw   = "thaw"
+	doUntil  = "until"
 )
 
 // request is what a worker says to a root.
 type request struct {
-	Do string `json:"do"`
+	Do string        `json:"do"`
+	At time.Duration `json:"at,omitempty"` // of until: by CLOCK_MONOTONIC
 }
 
 // answer is what a root says to its worker.

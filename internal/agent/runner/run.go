@@ -286,6 +286,15 @@ func (u *running) Freeze() error { return u.call(true) }
 // Thaw lets both go on.
 func (u *running) Thaw() error { return u.call(false) }
 
+// RunUntil bounds how long the agent may run unseen. What an engine runs cannot be: its
+// freeze is the engine's to do.
+func (u *running) RunUntil(at time.Time) error {
+	if b, able := u.tree.(agent.Bounded); able {
+		return b.RunUntil(at)
+	}
+	return nil
+}
+
 func (u *running) call(freeze bool) error {
 	s := steering{freeze: freeze, done: make(chan error, 1)}
 	select {

@@ -1,0 +1,54 @@
+//go:build linux || darwin
+
+package procs
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// term is until when a tree may run. Its root keeps it, which goes on when its worker
+// stands still: stopped, swapped out, or starved. The zero term has no end.
+type term struct {
+	end   time.Duration // by CLOCK_MONOTONIC, which both have
+	timer *time.Timer   // nil: no end was given
+	over  bool          // the tree stands still because of its end
+	told  bool          // it stands still because the worker said so
+}
+
+// monotonic is the time that no clock's adjustment moves, the same for every process.
+func monotonic() (time.Duration, error) {
+	var now unix.Timespec
+	err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+	return time.Duration(now.Nano()), err
+}
+
+// fires is when the term ends.
+func (t *term) fires() <-chan time.Time {
+	if t.timer == nil {
+		return nil
+	}
+	return t.timer.C
+}
+
+// extend moves the end to a later time. It says whether a tree that stood still
+// because of the end before goes on.
+func (t *term) extend(end time.Duration) (goesOn bool, err error) {
+	if end <= t.end {
+		return false, nil
+	}
+	now, err := monotonic()
+	if err != nil {
+		return false, err
+	}
+	t.end = end
+	if t.timer == nil {
+		t.timer = time.NewTimer(end - now)
+	} else {
+		t.timer.Reset(end - now)
+	}
+	goesOn = t.over && end > now
+	t.over = t.over && !goesOn
+	return goesOn, nil
+}
