@@ -25,15 +25,8 @@ var (
 func TestChaos(t *testing.T) {
 	plan := chaos.NewPlan(*seed, chaos.Size{Turns: *turns, Workers: 4, Dispatchers: 2, Lease: 4 * time.Second, Rate: *rate})
 	plan.Print(os.Stdout)
-	s := newSite(t, plan)
-	ended := false
-	end := func() {
-		if !ended {
-			ended = true
-			s.end()
-		}
-	}
-	t.Cleanup(end)
+	s := newSite(t, plan, plan.Script)
+	t.Cleanup(s.end)
 	s.everything(chaos.Start)
 	s.ready(t)
 	p := newProducers(s)
@@ -63,36 +56,27 @@ func TestChaos(t *testing.T) {
 		<-asked
 	}
 	t.Logf("all is asked for and mended after %s", time.Since(began).Round(time.Second))
-	s.await("no job is unfinished", func() bool {
-		p.lift(ctx)
-		var n int
-		err := s.db.QueryRow(ctx, "SELECT count(*) FROM turnpike.queue").Scan(&n)
-		return err == nil && n == 0
-	})
-	p.client.CloseIdleConnections()
-	s.await("every tree is gone", func() bool { return s.ledger.Open() == 0 })
-	s.await("every report is settled", func() bool { return len(s.spooled()) == 0 })
-	var messages []string
-	s.await("the streams are empty", func() (empty bool) {
-		var err error
-		messages, err = s.messages(ctx)
-		return err == nil && len(messages) == 0
-	})
+	messages := s.rest(ctx, p)
 	t.Logf("at rest after %s", time.Since(began).Round(time.Second))
-	ended = true
 	s.end()
+	s.judge(t, p, messages)
+}
 
+// judge holds what is on record, and what is left where nothing should be, to the
+// invariants.
+func (s *site) judge(t *testing.T, p *producers, messages []string) *chaos.History {
+	t.Helper()
 	h := s.history(t)
 	h.Accepted = p.ids
 	h.Left = slices.Concat(messages, s.spooled(), s.alive(), s.problems)
-	findings := chaos.Check(h)
-	fmt.Printf("SEED=%d TURNS=%d: %d jobs, %d attempts, %d turns ran; %d enqueues were answered with an earlier job\nattempts: %v\n",
-		plan.Seed, plan.Size.Turns, len(h.Jobs), len(h.Attempts), len(h.Runs), p.existing, endings(h))
 	var said bytes.Buffer
-	if !chaos.Print(&said, findings) {
-		t.Errorf("invariants are broken; once more: make chaos SEED=%d TURNS=%d", plan.Seed, plan.Size.Turns)
+	fmt.Fprintf(&said, "SEED=%d TURNS=%d: %d jobs, %d attempts, %d turns ran; %d enqueues were answered with an earlier job\nattempts: %v\n",
+		s.plan.Seed, s.plan.Size.Turns, len(h.Jobs), len(h.Attempts), len(h.Runs), p.existing, endings(h))
+	if !chaos.Print(&said, chaos.Check(h)) {
+		t.Errorf("invariants are broken; once more: make chaos SEED=%d TURNS=%d", s.plan.Seed, s.plan.Size.Turns)
 	}
 	fmt.Print(said.String())
+	return h
 }
 
 // endings says how attempts ended: a run that met little proves little.

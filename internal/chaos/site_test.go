@@ -1,6 +1,7 @@
 package chaos_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -87,13 +88,15 @@ type site struct {
 	wire                   *testenv.Proxy           // between the dispatchers and Postgres
 	wires                  []*testenv.Proxy         // and between each worker and it
 	things                 map[string]*thing        // by name
+	over                   bool                     // they were ended
 
 	mu       sync.Mutex // guards what follows
 	problems []string
 	lost     map[string]bool // state directories that nobody serves any more
 }
 
-func newSite(t *testing.T, plan *chaos.Plan) *site {
+// newSite sets up everything but the programs. script is what turns do.
+func newSite(t *testing.T, plan *chaos.Plan, script func(n, attempt int) chaos.Script) *site {
 	t.Helper()
 	// Not t.TempDir: what a failure left is for a person to look at.
 	dir, err := os.MkdirTemp("", "turnpike-site-")
@@ -115,7 +118,7 @@ func newSite(t *testing.T, plan *chaos.Plan) *site {
 		dir: dir, mark: fmt.Sprintf("chaos-%d-%d", plan.Seed, os.Getpid()), plan: plan,
 		things: map[string]*thing{}, lost: map[string]bool{},
 	}
-	if s.ledger, err = chaos.NewLedger(plan.Script); err != nil {
+	if s.ledger, err = chaos.NewLedger(script); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.ledger.Close)
@@ -229,19 +232,44 @@ func (s *site) act(t *testing.T, a chaos.Action) {
 	case "wire " + strconv.Itoa(a.N):
 		map[string]func(){chaos.Cut: s.wires[a.N].Cut, chaos.Silence: s.wires[a.N].Hold, chaos.Join: s.wires[a.N].Resume}[what]()
 	default:
-		s.things[a.On].do <- what
+		s.things[a.On].do <- order{what: what}
 	}
 }
 
 // everything has every program do the same.
 func (s *site) everything(what string) {
 	for _, th := range s.things {
-		th.do <- what
+		th.do <- order{what: what}
 	}
 }
 
-// end stops every program in order and returns when all have ended.
+// rest waits until nothing is left to be done, and says which messages are there all
+// the same.
+func (s *site) rest(ctx context.Context, p *producers) (messages []string) {
+	s.await("no job is unfinished", func() bool {
+		p.lift(ctx)
+		var n int
+		err := s.db.QueryRow(ctx, "SELECT count(*) FROM turnpike.queue").Scan(&n)
+		return err == nil && n == 0
+	})
+	p.client.CloseIdleConnections()
+	s.await("every tree is gone", func() bool { return s.ledger.Open() == 0 })
+	s.await("every report is settled", func() bool { return len(s.spooled()) == 0 })
+	s.await("the streams are empty", func() bool {
+		var err error
+		messages, err = s.messages(ctx)
+		return err == nil && len(messages) == 0
+	})
+	return messages
+}
+
+// end stops every program in order and returns when all have ended. It may be called
+// again.
 func (s *site) end() {
+	if s.over {
+		return
+	}
+	s.over = true
 	s.everything(chaos.Drain)
 	for _, th := range s.things {
 		close(th.do)
@@ -289,13 +317,19 @@ func (s *site) await(what string, ok func() bool) {
 	}
 }
 
+// order is what is to be done to a program.
+type order struct {
+	what string
+	done chan<- struct{} // closed once it is; nil: nobody waits
+}
+
 // thing is a program of the site. Its own goroutine does to it what the plan says, so
 // that one that is slow to end holds up no other.
 type thing struct {
 	site *site
 	kind string
 	n    int
-	do   chan string
+	do   chan order
 	done chan struct{}
 
 	// Of its own goroutine.
@@ -311,7 +345,7 @@ type program struct {
 }
 
 func (s *site) add(kind string, n int) {
-	th := &thing{site: s, kind: kind, n: n, do: make(chan string, 1000), done: make(chan struct{})}
+	th := &thing{site: s, kind: kind, n: n, do: make(chan order, 1000), done: make(chan struct{})}
 	s.things[th.name()] = th
 	go th.run()
 }
@@ -320,9 +354,9 @@ func (th *thing) name() string { return th.kind + " " + strconv.Itoa(th.n) }
 
 func (th *thing) run() {
 	defer close(th.done)
-	for what := range th.do {
+	for o := range th.do {
 		th.look()
-		switch what {
+		switch o.what {
 		case chaos.Start:
 			th.start()
 		case chaos.Kill:
@@ -339,6 +373,9 @@ func (th *thing) run() {
 			th.signal(syscall.SIGSTOP)
 		case chaos.GoOn:
 			th.signal(syscall.SIGCONT)
+		}
+		if o.done != nil {
+			close(o.done)
 		}
 	}
 }
