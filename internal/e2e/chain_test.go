@@ -48,7 +48,7 @@ func TestChain(t *testing.T) {
 			}
 		})
 	}
-	chain := s.batch(says("Remember the plum.", ""), says("Remember the pear.", "#0"), says("Remember the quince.", "#1"))
+	chain := s.batch(says("Remember the mirabelle.", ""), says("Remember the medlar.", "#0"), says("Remember the quince.", "#1"))
 	if _, err := s.script.Wait(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
@@ -72,18 +72,18 @@ func TestChain(t *testing.T) {
 	}
 	heard := func(n int) (l []string) {
 		body := string(s.script.Requests()[n].Body)
-		for _, fruit := range []string{"plum", "pear", "quince", "grape", "fig"} {
+		for _, fruit := range []string{"mirabelle", "medlar", "quince", "loquat", "damson"} {
 			if strings.Contains(body, fruit) {
 				l = append(l, fruit)
 			}
 		}
 		return l
 	}
-	if got, _ := json.Marshal([][]string{heard(0), heard(1), heard(2)}); string(got) != `[["plum"],["plum","pear"],["plum","pear","quince"]]` {
+	if got, _ := json.Marshal([][]string{heard(0), heard(1), heard(2)}); string(got) != `[["mirabelle"],["mirabelle","medlar"],["mirabelle","medlar","quince"]]` {
 		t.Errorf("the turns were told %s", got)
 	}
 
-	forks := s.batch(says("Remember the grape.", string(chain[0])), says("Remember the fig.", string(chain[0])), says("What do you remember?", "#0"))
+	forks := s.batch(says("Remember the loquat.", string(chain[0])), says("Remember the damson.", string(chain[0])), says("What do you remember?", "#0"))
 	for _, id := range forks {
 		s.finished(id, job.Succeeded)
 	}
@@ -91,7 +91,7 @@ func TestChain(t *testing.T) {
 	for n := 3; n < len(s.script.Requests()); n++ {
 		told[strings.Join(heard(n), " ")]++
 	}
-	if told["plum grape"] != 2 || told["plum fig"] != 1 || len(told) != 2 {
+	if told["mirabelle loquat"] != 2 || told["mirabelle damson"] != 1 || len(told) != 2 {
 		t.Errorf("the turns that went on from the first were told %v", told)
 	}
 
