@@ -70,6 +70,26 @@ func TestOutage(t *testing.T) {
 		_, err = hasty.Cancel(t.Context(), id, "me", "")
 		wantIs(t, err, job.ErrUnavailable)
 	})
+	t.Run("the server's disk is full", func(t *testing.T) {
+		d := open(t)
+		c := d.running()
+		d.sql(`
+			CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$
+			BEGIN
+				RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = 'disk_full';
+			END $$;
+			CREATE TRIGGER full_disk BEFORE INSERT ON turnpike.attempts FOR EACH ROW EXECUTE FUNCTION full_disk()`)
+		r := ended(c, job.EndDone, touched)
+		_, err := d.Settle(t.Context(), []job.Report{r})
+		wantIs(t, err, job.ErrUnavailable) // the worker keeps the report
+		if d.state(c.Job) != job.Running {
+			t.Errorf("the job is %s", d.state(c.Job))
+		}
+		d.sql(`DROP TRIGGER full_disk ON turnpike.attempts`)
+		if got := d.settle(r); got.How != job.SettledNow || got.State != job.Succeeded {
+			t.Errorf("once there is room: %+v", got)
+		}
+	})
 	t.Run("the session is ended by the server", func(t *testing.T) {
 		d := open(t, func(c *store.Config) { c.App, c.MaxConns = "ended", 1 })
 		if err := d.Ping(t.Context()); err != nil {
@@ -116,6 +136,56 @@ func TestOutage(t *testing.T) {
 		_, err := store.Open(t.Context(), store.Config{DSN: "postgres://u:hunter2@h:port/x"})
 		if err == nil || containsSecret(err.Error()) {
 			t.Errorf("%v", err)
+		}
+	})
+}
+
+// A worker's clock is an hour off. Leases, the order of attempts and waits go by the
+// database's clock; what the worker says of its own times is kept as it says it.
+func TestSkew(t *testing.T) {
+	t.Parallel()
+	for name, off := range map[string]time.Duration{"ahead": time.Hour, "behind": -time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := open(t, func(c *store.Config) { c.LeaseLength = time.Minute })
+			there := func() time.Time { return time.Now().Add(off) }
+			c := d.running(func(r *job.Request) { r.Retry.Policy = job.RetryAlways })
+			got, err := d.Beat(t.Context(), worker, []job.Beat{{Lease: c.Lease, StartedAt: there()}})
+			if err != nil || !got[0].Ours {
+				t.Fatalf("%+v, %v", got, err)
+			}
+			if !ask[bool](d, `SELECT lease_until - now() BETWEEN '50 s' AND '1 minute' FROM turnpike.queue`) {
+				t.Error("the lease is as long as its worker's clock is off")
+			}
+			if reaped := d.reap(); len(reaped) != 0 {
+				t.Errorf("reaped %+v", reaped)
+			}
+			d.settle(ended(c, job.EndTimeout, func(r *job.Report) {
+				r.Started, r.StartedAt, r.EndedAt, r.DurationMS = true, there(), there().Add(time.Second), 1000
+			}))
+			if !ask[bool](d, `SELECT wake_at > now() AND wake_at < now() + interval '1 minute' FROM turnpike.queue`) {
+				t.Error("the next try waits for the worker's clock")
+			}
+			d.due()
+			second := d.run(c.Job)
+			d.settle(ended(second, job.EndDone, touched))
+			if n := ask[int](d, `SELECT count(*) FROM turnpike.attempts
+				WHERE claimed_at <= closed_at AND now() - closed_at < interval '5 minutes' AND duration_ms >= 0`); n != 2 {
+				t.Errorf("%d attempts were closed by the database's clock, want 2", n)
+			}
+			if !ask[bool](d, `SELECT a.closed_at <= b.claimed_at FROM turnpike.attempts a, turnpike.attempts b WHERE a.attempt = 1 AND b.attempt = 2`) {
+				t.Error("the attempts overlap")
+			}
+		})
+	}
+
+	t.Run("a reset time is the provider's, whoever passes it on", func(t *testing.T) {
+		t.Parallel()
+		d := open(t)
+		reset := time.Now().Add(10 * time.Minute).Truncate(time.Microsecond)
+		d.settle(ended(d.running(), job.EndLimited, func(r *job.Report) { r.RetryAfter, r.EndedAt = reset, time.Now().Add(time.Hour) }))
+		if until := ask[time.Time](d, `SELECT until FROM turnpike.pauses`); !until.Equal(reset) {
+			t.Errorf("paused until %s, want %s", until, reset)
 		}
 	})
 }
