@@ -276,3 +276,24 @@ func Numbered(printed []byte, round int) ([]byte, error) {
 	}
 	return out, nil
 }
+
+// Usage is what a process used so far.
+type Usage struct {
+	CPU time.Duration
+	MiB float64 // resident
+}
+
+// UsageOf reads a process's counters; zero for one that is gone.
+func UsageOf(pid int) (u Usage) {
+	_, ticks := processTicks(pid)
+	u.CPU = time.Duration(ticks) * time.Second / ticksPerSecond
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	if err != nil {
+		return Usage{}
+	}
+	if fields := strings.Fields(string(b)); len(fields) > 1 {
+		pages, _ := strconv.ParseInt(fields[1], 10, 64)
+		u.MiB = float64(pages*int64(os.Getpagesize())) / (1 << 20)
+	}
+	return u
+}

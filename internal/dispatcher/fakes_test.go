@@ -172,6 +172,19 @@ func (s *store) Load(context.Context) ([]job.LaneLoad, error) {
 	return []job.LaneLoad{l}, s.down
 }
 
+// Look finds everything to be due, so that each round does all there is to do.
+func (s *store) Look(ctx context.Context) (job.Outlook, error) {
+	lanes, err := s.Load(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range lanes {
+		for _, j := range s.jobs {
+			lanes[i].Ready = lanes[i].Ready || j.state == job.Queued
+		}
+	}
+	return job.Outlook{Unchecked: len(s.unchecked) > 0, Due: true, Lanes: lanes}, err
+}
+
 // next dispatches a job and is what was selected.
 func (s *store) next(id job.ID) job.Selected {
 	j := s.jobs[id]

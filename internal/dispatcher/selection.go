@@ -19,8 +19,9 @@ type Candidates interface {
 	Checked(ctx context.Context, epoch int64, good []job.ID, refused map[job.ID]string) error
 	// Promote queues scheduled jobs that are due and fails those past their deadline.
 	Promote(ctx context.Context, epoch int64, limit int) (n int, next time.Time, err error)
-	// Load tells of every lane that has jobs or workers.
-	Load(ctx context.Context) ([]job.LaneLoad, error)
+	// Look tells what there is to do, with every lane that has jobs or workers. It
+	// writes nothing.
+	Look(ctx context.Context) (job.Outlook, error)
 	// Select dispatches up to n jobs of a lane. It has committed when it returns.
 	Select(ctx context.Context, epoch int64, lane job.Lane, n int) ([]job.Selected, error)
 }
@@ -62,26 +63,26 @@ func (s *Selection) Run(ctx context.Context, epoch int64) {
 	})
 }
 
-// round checks, promotes and fills every lane's window. busy says that there is
+// round checks, promotes and fills every lane's window, as far as there is anything to
+// check, promote or select: a look alone costs no commit. busy says that there is
 // probably more to do at once.
 func (s *Selection) round(ctx context.Context, epoch int64) (busy bool, err error) {
-	unchecked, err := s.check(ctx, epoch)
+	o, err := s.Jobs.Look(ctx)
 	if err != nil {
 		return false, err
 	}
-	promoted, _, err := s.Jobs.Promote(ctx, epoch, promoteBatch)
-	if err != nil {
-		return false, err
+	if o.Unchecked || o.Due {
+		if busy, err = s.prepare(ctx, epoch); err != nil {
+			return false, err
+		}
+		if o, err = s.Jobs.Look(ctx); err != nil {
+			return false, err
+		}
 	}
-	busy = unchecked == checkBatch || promoted == promoteBatch
-	lanes, err := s.Jobs.Load(ctx)
-	if err != nil {
-		return false, err
-	}
-	for _, l := range lanes {
+	for _, l := range o.Lanes {
 		s.Metrics.load(l)
 		room := s.room(l)
-		if room == 0 {
+		if room == 0 || !l.Ready {
 			continue
 		}
 		selected, err := s.Jobs.Select(ctx, epoch, l.Lane, room)
@@ -96,6 +97,17 @@ func (s *Selection) round(ctx context.Context, epoch int64) (busy bool, err erro
 		busy = busy || len(selected) == room
 	}
 	return busy, nil
+}
+
+// prepare makes jobs ready to be selected whose time came or whose request was not
+// decoded yet. more says that it did not get to all.
+func (s *Selection) prepare(ctx context.Context, epoch int64) (more bool, err error) {
+	unchecked, err := s.check(ctx, epoch)
+	if err != nil {
+		return false, err
+	}
+	promoted, _, err := s.Jobs.Promote(ctx, epoch, promoteBatch)
+	return unchecked == checkBatch || promoted == promoteBatch, err
 }
 
 // room is how many more jobs the lane should have on offer: enough that a worker never

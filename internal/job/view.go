@@ -49,6 +49,14 @@ type LaneLoad struct {
 	Free       int // free slots of workers seen lately
 	Dispatched int // selected and not yet claimed
 	Paused     bool
+	Ready      bool // it has jobs that may be selected
+}
+
+// Outlook is what a dispatcher finds when it looks for work.
+type Outlook struct {
+	Unchecked bool // requests that were enqueued in SQL are yet to be decoded
+	Due       bool // a time came: of a scheduled job, a deadline, or the end of a pause
+	Lanes     []LaneLoad
 }
 
 // Reaped is an attempt the reaper closed because its lease lapsed.

@@ -87,6 +87,18 @@
 //
 // Every call has a deadline. job.ErrUnavailable means that nothing is known about a
 // write: Claim, Beat, Settle, Published, Cancel and the enqueues under an idempotency
-// key may simply be repeated. Nothing here listens, keeps a session lock or a named
-// prepared statement: a transaction pooler may stand between.
+// key may simply be repeated. Nothing here listens or keeps a session lock: a transaction
+// pooler may stand between. One that keeps no prepared statements is found out by the
+// first call that fails for it, and none are used from then on.
+//
+// # Plans
+//
+// What every job passes through is prepared and planned once per connection, by indexes
+// alone (planned). A table that is empty then may have a million rows later, and no
+// statement of these reads more than it is asked for.
+//
+// # Commits
+//
+// Every commit waits for the disk but that of a selection and of published_at: see
+// selecting and unhurried for what a crash of the server then does.
 package store

@@ -1,5 +1,7 @@
 package store
 
+import "context"
+
 // The statements behind Select, Claim, Beat and Offered, for tests that ask the server how it
 // carries them out.
 const (
@@ -8,3 +10,7 @@ const (
 	BeatSQL    = beat
 	OfferedSQL = offered
 )
+
+// Forget has every connection forget its prepared statements, on the server's side
+// alone, as a transaction pooler's next connection would have.
+func Forget(ctx context.Context, db *DB) error { return db.exec(ctx, "forget", "DEALLOCATE ALL", nil) }

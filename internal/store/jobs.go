@@ -113,7 +113,7 @@ func (db *DB) Enqueue(ctx context.Context, entries []job.Entry) ([]job.Accepted,
 	if err != nil {
 		return nil, fmt.Errorf("enqueue: %w", err)
 	}
-	return many(ctx, db, "enqueue", s, toAccepted)
+	return hot(ctx, db, "enqueue", toAccepted, s)
 }
 
 // enqueueing is the statement that writes jobs.

@@ -47,3 +47,13 @@ const asLeader = `SELECT turnpike.lead(@epoch)`
 
 // holding is the statement that every transition of the leader begins with.
 func holding(epoch int64) stmt { return stmt{asLeader, args{"epoch": epoch}} }
+
+const asSelector = `SELECT turnpike.lead(@epoch), set_config('synchronous_commit', 'off', true), ` + byIndex
+
+// selecting is holding, planned, for what dispatches jobs or notes that they were
+// published, whose commit does not wait for the disk. A crash of the server may take
+// it back after the message was published; then the job is queued with the number
+// before, the claim of the message is refused, and the job is dispatched under that
+// number again. A claim waits for the disk, and with it goes all that was written
+// before: what is running was dispatched.
+func selecting(epoch int64) stmt { return stmt{asSelector, args{"epoch": epoch}} }

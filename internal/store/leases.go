@@ -92,14 +92,14 @@ func (db *DB) Claim(ctx context.Context, worker string, lane job.Lane, claims []
 		}
 		return c, err
 	}
-	got, err := many(ctx, db, "claim", ask, toClaimed)
+	got, err := hot(ctx, db, "claim", toClaimed, planned, ask)
 	if err != nil || len(got) == len(claims) {
 		return got, err
 	}
 	// A refusal may be our own doing: the call before, of which we heard no answer,
 	// committed while this one waited for its rows. This statement saw the rows as they
 	// were before that; the next one sees the leases.
-	return many(ctx, db, "claim", ask, toClaimed)
+	return hot(ctx, db, "claim", toClaimed, planned, ask)
 }
 
 // leftKind is what a lane's turn would leave behind, while no more is known: the
@@ -172,7 +172,7 @@ func (db *DB) Beat(ctx context.Context, worker string, beats []job.Beat) ([]job.
 		return nil, fmt.Errorf("beat: %w", err)
 	}
 	var budgeted []string
-	answers, err := many(ctx, db, "beat", stmt{beat, args{"beats": encoded, "worker": worker, "lease": db.lease}},
+	answers, err := hot(ctx, db, "beat",
 		func(row pgx.CollectableRow) (b job.Beaten, err error) {
 			var cancelled, under bool
 			var by, why string
@@ -184,7 +184,7 @@ func (db *DB) Beat(ctx context.Context, worker string, beats []job.Beat) ([]job.
 				budgeted = append(budgeted, string(b.Job))
 			}
 			return b, err
-		})
+		}, planned, stmt{beat, args{"beats": encoded, "worker": worker, "lease": db.lease}})
 	if err != nil || len(budgeted) == 0 {
 		return answers, err
 	}

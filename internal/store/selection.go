@@ -33,7 +33,8 @@ const load = `
 		GROUP BY l.lane
 	)
 	SELECT lane, coalesce(s.slots, 0)::bigint, coalesce(s.free, 0)::bigint, coalesce(v.dispatched, 0),
-		EXISTS (SELECT FROM turnpike.pauses p WHERE p.scope = 'lane' AND p.name = lane AND p.until > now())
+		EXISTS (SELECT FROM turnpike.pauses p WHERE p.scope = 'lane' AND p.name = lane AND p.until > now()),
+		EXISTS (SELECT FROM ready r WHERE r.lane = l.lane)
 	FROM (SELECT lane FROM ready WHERE lane IS NOT NULL UNION SELECT lane FROM live UNION SELECT lane FROM served) l
 	LEFT JOIN served s USING (lane)
 	LEFT JOIN live v USING (lane)
@@ -41,15 +42,47 @@ const load = `
 
 // Load tells of every lane that has work or workers.
 func (db *DB) Load(ctx context.Context) ([]job.LaneLoad, error) {
-	return many(ctx, db, "read the lanes", stmt{load, args{"lately": seenLately}},
-		func(row pgx.CollectableRow) (l job.LaneLoad, err error) {
-			var lane string
-			if err := row.Scan(&lane, &l.Slots, &l.Free, &l.Dispatched, &l.Paused); err != nil {
-				return l, err
-			}
-			l.Lane, err = job.ParseLane(lane)
-			return l, err
-		})
+	return many(ctx, db, "read the lanes", stmt{load, args{"lately": seenLately}}, toLoad)
+}
+
+func toLoad(row pgx.CollectableRow) (l job.LaneLoad, err error) {
+	var lane string
+	if err := row.Scan(&lane, &l.Slots, &l.Free, &l.Dispatched, &l.Paused, &l.Ready); err != nil {
+		return l, err
+	}
+	l.Lane, err = job.ParseLane(lane)
+	return l, err
+}
+
+// What Unchecked lists and what Promote would move, by the first row of each index, and
+// the lanes.
+const look = `
+	SELECT w.unchecked, w.due, coalesce(l.lane, ''), coalesce(l.slots, 0), coalesce(l.free, 0), coalesce(l.dispatched, 0),
+		coalesce(l.paused, false), coalesce(l.ready, false)
+	FROM (
+		SELECT EXISTS (SELECT FROM turnpike.queue WHERE NOT checked) AS unchecked,
+			EXISTS (SELECT FROM turnpike.queue WHERE wake_at <= now())
+			OR EXISTS (SELECT FROM turnpike.queue WHERE deadline <= now() AND state <> 'running')
+			OR EXISTS (SELECT FROM turnpike.queue WHERE unready_since <= now() - @unready::interval AND state <> 'running')
+			OR EXISTS (
+				SELECT FROM turnpike.pauses p
+				WHERE p.scope = 'lane' AND p.until > now()
+					AND EXISTS (SELECT FROM turnpike.queue q WHERE q.lane = p.name AND q.ready IS NOT NULL)) AS due) w
+	LEFT JOIN (` + load + `) l (lane, slots, free, dispatched, paused, ready) ON true`
+
+// Look tells what there is to do, and writes nothing.
+func (db *DB) Look(ctx context.Context) (o job.Outlook, err error) {
+	_, err = hot(ctx, db, "look for work", func(row pgx.CollectableRow) (none struct{}, err error) {
+		var l job.LaneLoad
+		var lane string
+		if err = row.Scan(&o.Unchecked, &o.Due, &lane, &l.Slots, &l.Free, &l.Dispatched, &l.Paused, &l.Ready); err != nil || lane == "" {
+			return none, err
+		}
+		l.Lane, err = job.ParseLane(lane)
+		o.Lanes = append(o.Lanes, l)
+		return none, err
+	}, planned, stmt{look, args{"unready": db.unready, "lately": seenLately}})
+	return o, err
 }
 
 const due = `
@@ -389,11 +422,11 @@ func (db *DB) Select(ctx context.Context, epoch int64, lane job.Lane, n int) ([]
 			break
 		}
 		window := max(most, 128)
-		round, err := together(ctx, db, "select", func(row pgx.CollectableRow) (c chosen, err error) {
+		round, err := hot(ctx, db, "select", func(row pgx.CollectableRow) (c chosen, err error) {
 			c.Version, c.Lane = job.MessageVersion, lane
 			err = row.Scan(&c.Job, &c.Dispatch, &c.Tenant, &c.goes)
 			return c, err
-		}, holding(epoch), stmt{choose, args{"lane": lane.String(), "window": window, "most": most}})
+		}, selecting(epoch), stmt{choose, args{"lane": lane.String(), "window": window, "most": most}})
 		if err != nil {
 			if len(out) > 0 {
 				return out, nil // committed: to be published. The next call meets the error.
@@ -427,6 +460,10 @@ const published = `
 	UPDATE turnpike.queue q SET published_at = now()
 	FROM l WHERE q.job_id = l.job_id AND q.state = 'dispatched' AND q.published_at IS NULL`
 
+// unhurried is planned, for a commit that does not wait for the disk: losing it
+// publishes a number again that is there.
+var unhurried = stmt{`SELECT set_config('synchronous_commit', 'off', true), ` + byIndex, nil}
+
 // Published records that the stream has acknowledged deliveries. It skips those that
 // were claimed or dispatched again meanwhile.
 func (db *DB) Published(ctx context.Context, sent []job.Delivery) error {
@@ -445,7 +482,8 @@ func (db *DB) Published(ctx context.Context, sent []job.Delivery) error {
 	if err != nil {
 		return fmt.Errorf("record the publication: %w", err)
 	}
-	return db.exec(ctx, "record the publication", published, args{"sent": encoded})
+	_, err = hot(ctx, db, "record the publication", pgx.RowTo[int], unhurried, stmt{published, args{"sent": encoded}})
+	return err
 }
 
 const unpublished = `

@@ -426,7 +426,7 @@ func TestLoad(t *testing.T) {
 	want := []job.LaneLoad{
 		{Lane: gpu, Slots: 4, Free: 3, Paused: true},
 		{Lane: lane, Slots: 10, Free: 9, Dispatched: 1},
-		{Lane: job.Lane{Placement: lane.Placement, Pool: "third"}},
+		{Lane: job.Lane{Placement: lane.Placement, Pool: "third"}, Ready: true},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

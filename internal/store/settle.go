@@ -294,7 +294,7 @@ func (db *DB) Settle(ctx context.Context, reports []job.Report) ([]job.Settled, 
 	if err != nil {
 		return nil, err
 	}
-	now, err := together(ctx, db, "settle", toClosed,
+	now, err := hot(ctx, db, "settle", toClosed, planned,
 		stmt{lockLeases, args{"reports": encoded}},
 		stmt{closing, args{"reports": encoded, "reaped": false}})
 	if err != nil {

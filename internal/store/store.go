@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -38,6 +39,9 @@ type DB struct {
 	lease   time.Duration
 	unready time.Duration
 	slow    time.Duration
+	// pooled says that a transaction pooler was found between, which does not keep
+	// prepared statements apart.
+	pooled *atomic.Bool
 }
 
 // Open prepares a pool of connections; it does not connect, so that a program may
@@ -51,7 +55,7 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 	if cfg.MaxConns > 0 {
 		pc.MaxConns = int32(min(cfg.MaxConns, 1000))
 	}
-	db := &DB{timeout: 10 * time.Second, lease: 60 * time.Second, unready: 24 * time.Hour, slow: max(cfg.SlowStart, 0)}
+	db := &DB{timeout: 10 * time.Second, lease: 60 * time.Second, unready: 24 * time.Hour, slow: max(cfg.SlowStart, 0), pooled: new(atomic.Bool)}
 	if cfg.CallTimeout > 0 {
 		db.timeout = cfg.CallTimeout
 	}
@@ -72,9 +76,9 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 	return db, nil
 }
 
-// dialect makes a connection fit for a transaction pooler: descriptions of
+// dialect makes a connection fit for any transaction pooler: descriptions of
 // statements are remembered on this side, and no statement is prepared under a name
-// on a server connection that the next transaction may not get.
+// on a server connection that the next transaction may not get. Only hot goes further.
 func dialect(c *pgx.ConnConfig) {
 	c.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
 	// Times are read by people in psql and by reports; the programs do not care.
@@ -123,10 +127,41 @@ func together[T any](ctx context.Context, db *DB, what string, row pgx.RowToFunc
 	for _, s := range stmts {
 		s.queue(b)
 	}
-	sent := db.pool.SendBatch(call, b)
-	var out []T
-	err := func() error {
-		for range stmts[1:] {
+	out, err := rowsOf(db.pool.SendBatch(call, b), len(stmts), row)
+	return out, db.fail(ctx, what, err)
+}
+
+// hot is together for what every job passes through: its statements are prepared, once
+// per connection, because planning them takes as long as running them does.
+func hot[T any](ctx context.Context, db *DB, what string, row pgx.RowToFunc[T], stmts ...stmt) (out []T, err error) {
+	if db.pooled.Load() {
+		return together(ctx, db, what, row, stmts...)
+	}
+	call, cancel := context.WithTimeout(ctx, db.timeout)
+	defer cancel()
+	err = db.pool.AcquireFunc(call, func(c *pgxpool.Conn) error {
+		b := &pgx.Batch{}
+		for _, s := range stmts {
+			sql, values, err := s.args.RewriteQuery(call, c.Conn(), s.sql, nil)
+			if err != nil {
+				return err
+			}
+			// A batch uses the statement that was prepared under its own text.
+			if _, err := c.Conn().Prepare(call, sql, sql); err != nil {
+				return err
+			}
+			b.Queue(sql, values...)
+		}
+		out, err = rowsOf(c.SendBatch(call, b), len(stmts), row)
+		return err
+	})
+	return out, db.fail(ctx, what, err)
+}
+
+// rowsOf reads the rows of the last of n statements.
+func rowsOf[T any](sent pgx.BatchResults, n int, row pgx.RowToFunc[T]) (out []T, err error) {
+	err = func() error {
+		for range n - 1 {
 			if _, err := sent.Exec(); err != nil {
 				return err
 			}
@@ -143,10 +178,18 @@ func together[T any](ctx context.Context, db *DB, what string, row pgx.RowToFunc
 		err = closed
 	}
 	if err != nil {
-		return nil, db.fail(ctx, what, err)
+		return nil, err
 	}
 	return out, nil
 }
+
+// planned has the statements of a hot transaction planned once, too, and by indexes
+// alone: tables that are empty when that is done may have a million rows when it is
+// used. It is a statement of its own, before them.
+var planned = stmt{`SELECT ` + byIndex, nil}
+
+const byIndex = `set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true),
+	set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true)`
 
 func many[T any](ctx context.Context, db *DB, what string, s stmt, row pgx.RowToFunc[T]) ([]T, error) {
 	return together(ctx, db, what, row, s)
@@ -194,11 +237,25 @@ const (
 
 const codeReadOnly = "25006"
 
+// Codes of a prepared statement that is not this connection's.
+const (
+	codeNoStatement        = "26000"
+	codeDuplicateStatement = "42P05"
+)
+
 // fail also lets go of the pool's connections where one leads to a server that only
-// reads: it was the primary, and stays connected.
+// reads: it was the primary, and stays connected; and where a transaction pooler is
+// between that does not keep prepared statements apart: none are used from then on.
 func (db *DB) fail(ctx context.Context, what string, err error) error {
-	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == codeReadOnly {
-		db.pool.Reset()
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
+		switch pg.Code {
+		case codeReadOnly:
+			db.pool.Reset()
+		case codeNoStatement, codeDuplicateStatement:
+			if !db.pooled.Swap(true) {
+				db.pool.Reset()
+			}
+		}
 	}
 	return fail(ctx, what, err)
 }
@@ -243,7 +300,8 @@ func passing(code string) bool {
 		"55P03",                                     // lock timeout
 		"57014",                                     // statement timeout or cancelled
 		"57P01", "57P02", "57P03", "57P04", "57P05", // shutdown, crash, starting, dropped, idle
-		codeReadOnly: // the primary moved
+		codeReadOnly,                            // the primary moved
+		codeNoStatement, codeDuplicateStatement: // a pooler is between
 		return true
 	}
 	return strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53") || strings.HasPrefix(code, "58")

@@ -56,18 +56,23 @@ var errMark = errors.New("not a mark of this version")
 type marks struct{ dir string }
 
 // write makes a mark durable.
-func (m marks) write(mk *mark) error { return m.put(mk, writeDurably) }
-
-// note writes a mark for the case that this process ends. With the machine everything
-// that was started ends, too, so that one which lists nothing need not outlive it.
-func (m marks) note(mk *mark) error { return m.put(mk, writeWhole) }
-
-func (m marks) put(mk *mark, write func(dir, name string, content []byte) error) error {
+func (m marks) write(mk *mark) error {
 	b, err := json.Marshal(mk)
 	if err != nil {
 		return err
 	}
-	return write(m.dir, mk.key().file(), b)
+	return writeDurably(m.dir, mk.key().file(), b)
+}
+
+// note writes a new mark for the case that this process ends. With the machine
+// everything that was started ends, too, so that one which lists nothing need not
+// outlive it; what then may be left of it is an empty file.
+func (m marks) note(mk *mark) error {
+	b, err := json.Marshal(mk)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(m.dir, mk.key().file()), b, 0o600)
 }
 
 func (m marks) remove(k attemptKey) error {
@@ -90,6 +95,10 @@ func (m marks) list() ([]*mark, error) {
 		b, err := os.ReadFile(filepath.Join(m.dir, e.Name()))
 		if err != nil {
 			errs = append(errs, fmt.Errorf("read mark: %w", err))
+			continue
+		}
+		if len(b) == 0 {
+			errs = append(errs, os.Remove(filepath.Join(m.dir, e.Name()))) // see note
 			continue
 		}
 		var mk mark

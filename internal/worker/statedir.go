@@ -128,19 +128,9 @@ func (s *StateDir) identify() (string, error) {
 
 const unfinished = ".unfinished-"
 
-// writeWhole puts a file in place whole or not at all, whenever this process ends.
-func writeWhole(dir, name string, content []byte) error { return write(dir, name, content, false) }
-
-// writeDurably is writeWhole; once it returns the file survives a crash of the machine,
-// too.
-func writeDurably(dir, name string, content []byte) error {
-	if err := write(dir, name, content, true); err != nil {
-		return err
-	}
-	return syncDir(dir)
-}
-
-func write(dir, name string, content []byte, durably bool) (err error) {
+// writeDurably puts a file in place whole or not at all; once it returns the file
+// survives a crash of the machine.
+func writeDurably(dir, name string, content []byte) (err error) {
 	f, err := os.CreateTemp(dir, unfinished+"*")
 	if err != nil {
 		return err
@@ -154,15 +144,16 @@ func write(dir, name string, content []byte, durably bool) (err error) {
 	if _, err := f.Write(content); err != nil {
 		return err
 	}
-	if durably {
-		if err := f.Sync(); err != nil {
-			return err
-		}
+	if err := f.Sync(); err != nil {
+		return err
 	}
 	if err := f.Close(); err != nil {
 		return err
 	}
-	return os.Rename(f.Name(), filepath.Join(dir, name))
+	if err := os.Rename(f.Name(), filepath.Join(dir, name)); err != nil {
+		return err
+	}
+	return syncDir(dir)
 }
 
 // syncDir makes the names in dir durable.

@@ -162,8 +162,7 @@ func (a *attempt) run(ctx context.Context) (res *agent.Result, err error) {
 	}
 	if a.request.Workspace.Git != nil {
 		// What is changed in it must outlive this worker.
-		a.mark.Clone = ws.Dir
-		if err := a.recorder.open(); err != nil {
+		if err := a.recorder.change(func(m *mark) { m.Clone = ws.Dir }); err != nil {
 			a.local = true
 			return nil, err
 		}

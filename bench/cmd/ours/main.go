@@ -20,6 +20,9 @@ var (
 	options = figure.Define("turnpike", "")
 	profile = flag.String("cpuprofile", "", "write the CPU profile of the drain here")
 	verbose = flag.Bool("v", false, "log what the loops say")
+	backlog = flag.Int("backlog", 1_000_000, "jobs of the long backlog")
+	bin     = flag.String("bin", "bin", "directory of the programs, for what they use when idle")
+	idleFor = flag.Duration("idle", time.Minute, "how long they are idle")
 )
 
 func main() { figure.Main(func() error { return run(context.Background()) }) }
@@ -48,14 +51,18 @@ func run(ctx context.Context) (err error) {
 	for _, f := range []struct {
 		name string
 		run  func(context.Context, string) error
+		dear bool // takes long, and is measured when it is named
 	}{
-		{figure.One, func(ctx context.Context, name string) error { return b.single(ctx, name, options.N/10, 1) }},
-		{figure.Sixteen, func(ctx context.Context, name string) error { return b.single(ctx, name, options.N, 16) }},
-		{figure.Batches, b.batches},
-		{figure.Drain, b.drain},
-		{figure.Start, b.steady},
+		{figure.One, func(ctx context.Context, name string) error { return b.single(ctx, name, options.N/10, 1) }, false},
+		{figure.Sixteen, func(ctx context.Context, name string) error { return b.single(ctx, name, options.N, 16) }, false},
+		{figure.Batches, b.batches, false},
+		{figure.Drain, b.drain, false},
+		{figure.Start, b.steady, false},
+		{"enqueue over HTTP", b.overHTTP, false},
+		{"backlog", b.backlog, true},
+		{"idle", b.idle, true},
 	} {
-		if !options.On(f.name) {
+		if f.dear && !options.Named(f.name) || !options.On(f.name) {
 			continue
 		}
 		if err := b.reset(ctx); err != nil {
