@@ -22,7 +22,7 @@ import (
 // overHTTP enqueues through the API on loopback, as most producers do.
 func (b *bench) overHTTP(ctx context.Context, name string) (err error) {
 	server, err := api.New(api.Config{
-		Intake: b.intake, Jobs: b.db, Control: &dispatcher.Control{Jobs: b.db, Waker: b.conn, Bell: b.bell, Log: b.log},
+		Intake: b.intake, Jobs: b.db, Schedules: b.db, Control: &dispatcher.Control{Jobs: b.db, Waker: b.conn, Bell: b.bell, Log: b.log},
 		Transcripts: b.conn, Patches: b.conn, Version: "bench", Log: b.log,
 	})
 	if err != nil {
