@@ -75,6 +75,11 @@ vuln: ## Look for known vulnerabilities in what the programs call
 bench: ## Measure the queue beside its peers and print the table; ROUNDS and ARGS choose (see docs/performance.md)
 	@scripts/bench.sh $(if $(ROUNDS),-rounds $(ROUNDS)) $(ARGS)
 
+.PHONY: bench-scale
+bench-scale: ## Show a fleet that beats, a backlog of a million and a history of five million; ARGS chooses (see docs/performance.md)
+	@scripts/deps.sh postgres
+	@cd bench && go run ./scale $(ARGS)
+
 .PHONY: bench-start
 bench-start: ## Measure what starting a confined turn costs, beside bubblewrap and a container; ARGS adds flags
 	@scripts/bench-start.sh $(ARGS)

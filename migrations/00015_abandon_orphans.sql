@@ -65,3 +65,24 @@ SELECT id, host, version, state_dir, draining, registered_at, seen_at, seen_at >
 	l ->> 'lane' AS lane, (l ->> 'slots')::integer AS slots, (l ->> 'free')::integer AS free, coalesce(l ->> 'closed', '') AS closed, lease, inert,
 	coalesce(l ->> 'via', '') AS via -- how it finds its jobs; empty where it does not tell
 FROM turnpike.workers CROSS JOIN LATERAL jsonb_array_elements(lanes) l;
+
+-- +goose StatementBegin
+-- Brings up to date what the planner knows of one table of history as a whole, unless it
+-- was done within "fresh": autovacuum sees to its partitions and never to the table
+-- itself, by whose numbers whatever reads several partitions is planned.
+CREATE FUNCTION turnpike.analyze_history(parent text, fresh interval) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+BEGIN
+	IF parent <> ALL (turnpike.history()) THEN
+		RAISE EXCEPTION 'no table of history: %', parent;
+	END IF;
+	IF EXISTS (SELECT FROM pg_stat_all_tables WHERE relid = format('turnpike.%I', parent)::regclass AND last_analyze > now() - fresh) THEN
+		RETURN false;
+	END IF;
+	EXECUTE format('ANALYZE turnpike.%I', parent);
+	RETURN true;
+END $$;
+-- +goose StatementEnd
+
+REVOKE ALL ON FUNCTION turnpike.analyze_history(text, interval) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION turnpike.analyze_history(text, interval) TO turnpike_dispatcher;

@@ -26,11 +26,13 @@ type Swept struct {
 	Workers     int64
 	Audit       int64
 	Unreachable int // orphans that were given up
+	Analyzed    int // tables of history
 }
 
 const (
 	historyTables = `SELECT unnest(turnpike.history())`
 	extendHistory = `SELECT turnpike.extend_history(@table, interval '28 days')`
+	freshHistory  = `SELECT turnpike.analyze_history(@table, interval '1 day')`
 	dropHistory   = `SELECT turnpike.drop_history(@table, now() - @keep::interval)`
 
 	sweepIdempotency = `DELETE FROM turnpike.idempotency WHERE ctid = ANY (ARRAY(
@@ -53,7 +55,7 @@ const (
 const sweepBatch = 5000
 
 // Sweep makes room: it creates the partitions of the coming weeks, gives up what is on
-// hosts that are gone, then removes what is older than it is to be kept. What cannot be done
+// hosts that are gone, has the planner know the history, then removes what is older than it is to be kept. What cannot be done
 // keeps nothing else from being done, and may be tried again. It returns job.ErrNotLeader.
 func (db *DB) Sweep(ctx context.Context, epoch int64, keep Retention) (swept Swept, err error) {
 	tables, err := together(ctx, db, "sweep", pgx.RowTo[string], holding(epoch), stmt{historyTables, nil})
@@ -78,6 +80,13 @@ func (db *DB) Sweep(ctx context.Context, epoch int64, keep Retention) (swept Swe
 			swept.Partitions += n
 		}
 	}
+	for _, t := range tables {
+		did, err := db.analyze(ctx, t)
+		note(err)
+		if did {
+			swept.Analyzed++
+		}
+	}
 	for _, s := range []struct {
 		keep time.Duration
 		sql  string
@@ -97,6 +106,18 @@ func (db *DB) Sweep(ctx context.Context, epoch int64, keep Retention) (swept Swe
 		*s.n += n
 	}
 	return swept, errors.Join(errs...)
+}
+
+// analyzeTime bounds a table: a sample of each of its partitions is read, and nobody
+// waits for it.
+const analyzeTime = 5 * time.Minute
+
+// analyze keeps the planner's numbers of a table of history no older than a day.
+func (db *DB) analyze(ctx context.Context, table string) (did bool, err error) {
+	call, cancel := context.WithTimeout(ctx, analyzeTime)
+	defer cancel()
+	err = db.pool.QueryRow(call, freshHistory, args{"table": table}).Scan(&did)
+	return did, fail(ctx, "analyze "+table, err)
 }
 
 // sweep removes what one statement finds, a batch at a time.

@@ -2,6 +2,8 @@ package store_test
 
 import (
 	"encoding/json"
+	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -676,4 +678,88 @@ func TestReap(t *testing.T) {
 		_, err := d.Reap(t.Context(), d.epoch+1, later, 1)
 		wantIs(t, err, job.ErrNotLeader)
 	})
+}
+
+// TestFleetStaysHOT has many workers beat at once, as a fleet does: every beat of a lease
+// is a HOT update and finds its lease, and the table does not grow by them.
+func TestFleetStaysHOT(t *testing.T) {
+	t.Parallel()
+	const workers, leases, rounds = 50, 10, 4
+	d := open(t)
+	// in has a store of its own do something, and returns once the server was told of all
+	// it did, with the updates and HOT updates of the queue so far.
+	in := func(app string, do func(db *store.DB)) (updated, hot int64) {
+		t.Helper()
+		db, err := store.Open(t.Context(), store.Config{DSN: d.env.DSN(), LeaseLength: time.Hour, App: app, MaxConns: 4, CallTimeout: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		do(db)
+		db.Close()
+		for ask[int](d, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1`, app) > 0 {
+			runtime.Gosched()
+		}
+		return ask[int64](d, `SELECT pg_stat_get_tuples_updated('turnpike.queue'::regclass)`), ask[int64](d, `SELECT pg_stat_get_tuples_hot_updated('turnpike.queue'::regclass)`)
+	}
+	name := func(w int) string { return fmt.Sprint("w", w) }
+	fleet := make([][]job.Beat, workers)
+	in("setup", func(db *store.DB) {
+		entries := make([]job.Entry, workers*leases)
+		for i := range entries {
+			entries[i] = entry(t)
+		}
+		if _, err := db.Enqueue(t.Context(), entries); err != nil {
+			t.Fatal(err)
+		}
+		selected, err := db.Select(t.Context(), d.epoch, lane, len(entries))
+		if err != nil || len(selected) != len(entries) {
+			t.Fatalf("%d jobs were selected, %v", len(selected), err)
+		}
+		for w := range fleet {
+			var claims []job.Claim
+			for _, s := range selected[w*leases : (w+1)*leases] {
+				claims = append(claims, job.Claim{Job: s.Job, Dispatch: s.Dispatch, Token: job.NewToken()})
+			}
+			got, err := db.Claim(t.Context(), name(w), lane, claims)
+			if err != nil || len(got) != leases {
+				t.Fatalf("%d claims were granted, %v", len(got), err)
+			}
+			for _, c := range got {
+				fleet[w] = append(fleet[w], job.Beat{Lease: c.Lease, StartedAt: time.Now(), Conversation: "c", Turns: 1})
+			}
+		}
+	})
+	// beat has every worker beat once a round, all at once. The dead versions go between
+	// two rounds, as they do in the ten seconds between two beats.
+	beat := func(db *store.DB, rounds int) {
+		for range rounds {
+			var all sync.WaitGroup
+			for w, beats := range fleet {
+				all.Go(func() {
+					answers, err := db.Beat(t.Context(), name(w), beats)
+					if err != nil {
+						t.Error(err)
+					}
+					for _, a := range answers {
+						if !a.Ours {
+							t.Errorf("the lease of job %s is gone", a.Job)
+						}
+					}
+				})
+			}
+			all.Wait()
+			d.sql(`VACUUM turnpike.queue`)
+		}
+	}
+	// A claim makes a row wider than it was: some move once, to where there is room.
+	updated, hot := in("settling", func(db *store.DB) { beat(db, 3) })
+	size := ask[int64](d, `SELECT pg_relation_size('turnpike.queue')`)
+	beaten, stayed := in("fleet", func(db *store.DB) { beat(db, rounds) })
+	// With an index in the way none would be HOT.
+	if n, h := beaten-updated, stayed-hot; n != workers*leases*rounds || h < n*95/100 {
+		t.Errorf("%d of %d updates were HOT, of %d beats", h, n, workers*leases*rounds)
+	}
+	if now := ask[int64](d, `SELECT pg_relation_size('turnpike.queue')`); now > size {
+		t.Errorf("beats made the table grow from %d to %d bytes", size, now)
+	}
 }

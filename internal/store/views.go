@@ -209,11 +209,15 @@ var reportKeys = map[string]string{
 const report = `
 	WITH per_attempt AS (
 		SELECT %s AS key, j.job_id, coalesce(f.state, a.next) AS next, a.attempt, a.started_at, a.cost_usd, a.num_turns, a.duration_ms,
-			(SELECT sum(c.estimated_usd) FROM turnpike.costs c WHERE c.job_id = a.job_id AND c.attempt = a.attempt) AS estimated_usd,
+			c.estimated_usd,
 			row_number() OVER (PARTITION BY j.job_id ORDER BY a.attempt DESC) = 1 AS last, q.job_id IS NULL AS over
 		FROM turnpike.jobs j
 		LEFT JOIN turnpike.attempts a ON a.job_id = j.job_id AND a.job_id >= turnpike.uuid7_floor(@since)
 		LEFT JOIN turnpike.finished f ON f.job_id = j.job_id AND f.job_id >= turnpike.uuid7_floor(@since)
+		LEFT JOIN (
+			SELECT job_id, attempt, sum(estimated_usd) AS estimated_usd FROM turnpike.costs
+			WHERE job_id >= turnpike.uuid7_floor(@since) AND estimated_usd IS NOT NULL
+			GROUP BY job_id, attempt) c ON c.job_id = a.job_id AND c.attempt = a.attempt
 		LEFT JOIN turnpike.queue q ON q.job_id = j.job_id
 		WHERE j.job_id >= turnpike.uuid7_floor(@since)
 	)
