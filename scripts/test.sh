@@ -54,4 +54,11 @@ if [ -n "$whole" ]; then
 fi
 sum=()
 [ "${CI:-}" != true ] || sum+=(-no-skips)
-go test -race -count=1 -timeout 20m -json "${flags[@]}" "${packages[@]}" | .cache/bin/testsum "${sum[@]}" "${must[@]}"
+tests() {
+	local failed=
+	go test -race -count=1 -timeout 20m -json "${flags[@]}" "${packages[@]}" || failed=1
+	# A module of its own, so that what it compares with is no dependency of the programs.
+	[ -z "$whole" ] || go test -C bench -count=1 -json "${flags[@]}" ./... || failed=1
+	[ -z "$failed" ]
+}
+tests | .cache/bin/testsum "${sum[@]}" "${must[@]}"

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"runtime/pprof"
 	"time"
 
@@ -21,7 +22,7 @@ var (
 	profile = flag.String("cpuprofile", "", "write the CPU profile of the drain here")
 	verbose = flag.Bool("v", false, "log what the loops say")
 	backlog = flag.Int("backlog", 1_000_000, "jobs of the long backlog")
-	bin     = flag.String("bin", "bin", "directory of the programs, for what they use when idle")
+	bin     = flag.String("bin", "", "directory of the programs, for what they use when idle; default programs/ beside this one")
 	idleFor = flag.Duration("idle", time.Minute, "how long they are idle")
 )
 
@@ -36,6 +37,13 @@ func run(ctx context.Context) (err error) {
 	log := slog.New(slog.DiscardHandler)
 	if *verbose {
 		log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	if *bin == "" {
+		beside, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		*bin = filepath.Join(filepath.Dir(beside), "programs")
 	}
 	dir, err := os.MkdirTemp(options.Dir, "ours-")
 	if err != nil {
