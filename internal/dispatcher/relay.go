@@ -35,7 +35,8 @@ type Publisher interface {
 // Streams are what deliveries are published to.
 type Streams interface {
 	// Ensure makes what is missing. It tells by placement when the stream was created,
-	// and which placements' streams it had to make.
+	// and which placements' streams it had to make, also where an error says that some
+	// lanes could not be set up.
 	Ensure(ctx context.Context, lanes []job.Lane) (created map[string]time.Time, fresh []string, err error)
 	// Rebuild makes a lane's consumer anew.
 	Rebuild(ctx context.Context, lane job.Lane) error
@@ -154,9 +155,10 @@ func (r *Relay) round(ctx context.Context, w *watch) error {
 	}
 	failed := r.takeFailure()
 	now := time.Now()
+	var ensured error // a lane that cannot be set up holds up no other
 	if now.Sub(w.ensured) >= ensureEvery || errors.Is(failed, job.ErrLaneMissing) {
-		if err := r.ensure(ctx, w); err != nil {
-			return err
+		if ensured = r.ensure(ctx, w); errors.Is(ensured, job.ErrNotLeader) {
+			return ensured
 		}
 		w.ensured = now
 	}
@@ -175,9 +177,9 @@ func (r *Relay) round(ctx context.Context, w *watch) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.failed != nil {
-		return fmt.Errorf("publish: %w", r.failed)
+		return errors.Join(ensured, fmt.Errorf("publish: %w", r.failed))
 	}
-	return nil
+	return ensured
 }
 
 func (r *Relay) ackWait() time.Duration {
@@ -247,10 +249,7 @@ func (r *Relay) ensure(ctx context.Context, w *watch) error {
 	for i, l := range loads {
 		lanes[i] = l.Lane
 	}
-	created, fresh, err := r.Streams.Ensure(ctx, lanes)
-	if err != nil {
-		return err
-	}
+	created, fresh, failed := r.Streams.Ensure(ctx, lanes)
 	for _, placement := range fresh {
 		if _, known := w.created[placement]; !known {
 			w.created[placement] = time.Time{} // so that it counts as changed until all is done
@@ -258,7 +257,7 @@ func (r *Relay) ensure(ctx context.Context, w *watch) error {
 	}
 	for _, l := range lanes {
 		before, known := w.created[l.Placement]
-		if !known || before.Equal(created[l.Placement]) {
+		if now, there := created[l.Placement]; !known || !there || before.Equal(now) {
 			continue
 		}
 		n, err := r.redispatch(ctx, w.epoch, l, 0, true)
@@ -270,7 +269,7 @@ func (r *Relay) ensure(ctx context.Context, w *watch) error {
 		}
 	}
 	maps.Copy(w.created, created) // only now: had something failed, the next round must do it all
-	return nil
+	return failed
 }
 
 // unclaimed dispatches again what nobody claimed though workers had room: it is lost, or

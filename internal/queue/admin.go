@@ -64,7 +64,8 @@ func orElse[T int | int64 | time.Duration](v, standard T) T {
 // Ensure makes what is missing for the lanes, and the streams for transcripts, results
 // and objects, and changes what differs. It tells by placement when its stream was
 // created, which changes when a stream was lost and made again, and which placements'
-// streams this call had to make: nothing that was published there before is left.
+// streams this call had to make: nothing that was published there before is left. An
+// error may be about some of the lanes; the others are set up.
 func (a *Admin) Ensure(ctx context.Context, lanes []job.Lane) (created map[string]time.Time, fresh []string, err error) {
 	s := a.settled()
 	const doing = "set up the streams"
@@ -89,12 +90,14 @@ func (a *Admin) Ensure(ctx context.Context, lanes []job.Lane) (created map[strin
 	}
 	created = make(map[string]time.Time)
 	streams := make(map[string]jetstream.Stream)
+	var failed []error // a lane that cannot be set up holds up no other
 	for _, l := range lanes {
 		stream := streams[l.Placement]
 		if stream == nil {
 			var missing bool
 			if stream, missing, err = s.stream(ctx, s.jobs(l.Placement)); err != nil {
-				return nil, nil, kind(ctx, doing, err)
+				failed = append(failed, kind(ctx, "set up lane "+l.String(), err))
+				continue
 			}
 			streams[l.Placement] = stream
 			created[l.Placement] = stream.CachedInfo().Created
@@ -103,10 +106,10 @@ func (a *Admin) Ensure(ctx context.Context, lanes []job.Lane) (created map[strin
 			}
 		}
 		if err := s.consumer(ctx, stream, s.lane(l)); err != nil {
-			return nil, nil, kind(ctx, "set up lane "+l.String(), err)
+			failed = append(failed, kind(ctx, "set up lane "+l.String(), err))
 		}
 	}
-	return created, fresh, nil
+	return created, fresh, errors.Join(failed...)
 }
 
 // Rebuild deletes a lane's consumer and makes it again: the cure for one that stopped

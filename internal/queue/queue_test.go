@@ -469,6 +469,23 @@ func TestAdmin(t *testing.T) {
 		}
 	})
 
+	t.Run("sets up the other lanes where one cannot be", func(t *testing.T) {
+		t.Parallel()
+		ctx, b := within(t), testenv.NATS(t)
+		c := connect(t, b.URL(), "")
+		// A stream of somebody else's has the subjects of one placement.
+		_, err := raw(t, b.URL()).CreateStream(ctx, jetstream.StreamConfig{Name: "OTHERS", Subjects: []string{"turnpike.jobs.none.>"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := &queue.Admin{Conn: c}
+		created, fresh, err := a.Ensure(ctx, []job.Lane{{Placement: "none", Pool: "p2"}, lane})
+		if err == nil || !strings.Contains(err.Error(), "none/p2") || len(fresh) != 1 || created[lane.Placement].IsZero() {
+			t.Errorf("created %v, fresh %v, error %v", created, fresh, err)
+		}
+		publish(ctx, t, c, deliveries(1))
+	})
+
 	t.Run("changes what differs and keeps the messages", func(t *testing.T) {
 		t.Parallel()
 		ctx, b := within(t), testenv.NATS(t)
