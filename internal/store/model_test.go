@@ -35,7 +35,6 @@ type modelJob struct {
 	doomed        bool
 
 	state     job.State
-	paused    bool // waits for a pause's end, as far as selection noticed
 	dispatch  int
 	attempt   int
 	spent     int
@@ -62,6 +61,14 @@ func (j *modelJob) credentialAt(profile int) string {
 		return store.DefaultAccount([]string{"claude", "codex"}[profile])
 	}
 	return j.account
+}
+
+// keyName is how a pause of its key is named; nothing without a key.
+func (j *modelJob) keyName() string {
+	if j.key == "" {
+		return ""
+	}
+	return j.tenant + "/" + j.key
 }
 
 func (j *modelJob) lane() job.Lane { return modelLanes[j.at] }
@@ -94,7 +101,8 @@ type machine struct {
 	leases   []heldLease // ever granted
 	sent     []job.Claim // ever dispatched, with the token they were claimed with, if they were
 	paused   map[string]bool
-	spent    job.USD // of the budget of tenant red
+	held     map[string]bool // keys that are paused, TENANT/KEY
+	spent    job.USD         // of the budget of tenant red
 	level    job.BudgetState
 }
 
@@ -115,7 +123,8 @@ func TestModel(t *testing.T) {
 		for _, table := range []string{"waits", "queue", "jobs", "attempts", "costs", "outcomes", "finished", "events", "orphans", "pauses", "spend", "budgets"} {
 			d.sql(`DELETE FROM turnpike.` + table) // much faster than truncating partitions
 		}
-		m := &machine{d: d, look: look, jobs: map[job.ID]*modelJob{}, attempts: map[job.Lease]*modelAttempt{}, paused: map[string]bool{}, level: job.BudgetOK}
+		m := &machine{d: d, look: look, jobs: map[job.ID]*modelJob{}, attempts: map[job.Lease]*modelAttempt{}, paused: map[string]bool{}, level: job.BudgetOK,
+			held: map[string]bool{}}
 		d.budget(budget(job.BudgetTenant, "red", limit))
 		rt.Repeat(map[string]func(*rapid.T){
 			"enqueue":    m.enqueue,
@@ -131,6 +140,8 @@ func TestModel(t *testing.T) {
 			"redispatch": m.redispatch,
 			"pause":      m.pause,
 			"lift":       m.lift,
+			"hold":       m.hold,
+			"release":    m.release,
 			"cross":      m.cross,
 			"raise":      m.raise,
 			"":           m.check,
@@ -283,7 +294,7 @@ func (m *machine) selectSome(rt *rapid.T) {
 	room := 0
 	keys := map[string]bool{}
 	for id, j := range m.jobs {
-		if j.state != job.Queued || j.paused || j.waits() || m.broke(j) || m.place(j) < 0 || m.taken(j.tenant, j.key) {
+		if j.state != job.Queued || m.held[j.keyName()] || j.waits() || m.broke(j) || m.place(j) < 0 || m.taken(j.tenant, j.key) {
 			continue
 		}
 		may[id] = true
@@ -385,7 +396,7 @@ func (m *machine) claim(rt *rapid.T) {
 			return
 		}
 	}
-	if j.state != job.Dispatched || j.dispatch != c.Dispatch || m.paused[j.credential()] || m.broke(j) {
+	if j.state != job.Dispatched || j.dispatch != c.Dispatch || m.paused[j.credential()] || m.held[j.keyName()] || m.broke(j) {
 		if len(got) != 0 {
 			rt.Fatalf("claimed %+v, want a refusal: %+v", got, j)
 		}
@@ -607,7 +618,7 @@ func (m *machine) cancel(rt *rapid.T) {
 func (m *machine) wake(rt *rapid.T) {
 	m.d.sql(`UPDATE turnpike.pauses SET until = now() - interval '1 second' WHERE until < 'infinity'`)
 	left := map[string]bool{}
-	for _, name := range names(m.d, `SELECT name FROM turnpike.pauses WHERE until = 'infinity'`) {
+	for _, name := range names(m.d, `SELECT name FROM turnpike.pauses WHERE scope = 'account' AND until = 'infinity'`) {
 		left[name] = true
 	}
 	m.paused = left
@@ -656,6 +667,31 @@ func (m *machine) lift(rt *rapid.T) {
 		}
 	}
 	m.paused = map[string]bool{}
+}
+
+// hold pauses a key: what is on offer goes back.
+func (m *machine) hold(rt *rapid.T) {
+	name := rapid.SampledFrom([]string{"red/k", "blue/k", "blue/l"}).Draw(rt, "key")
+	want := 0
+	for _, j := range m.jobs {
+		if j.state == job.Dispatched && j.keyName() == name {
+			j.state = job.Queued
+			want++
+		}
+	}
+	m.held[name] = true
+	if n, err := m.d.Pause(m.d.t.Context(), job.ScopeKey, name, time.Time{}, "me", "test"); err != nil || n != want {
+		rt.Fatalf("%d went back, want %d, %v", n, want, err)
+	}
+}
+
+func (m *machine) release(rt *rapid.T) {
+	for _, name := range slices.Sorted(maps.Keys(m.held)) {
+		if err := m.d.Lift(m.d.t.Context(), job.ScopeKey, name, "me", "test"); err != nil {
+			rt.Fatal(err)
+		}
+	}
+	m.held = map[string]bool{}
 }
 
 func names(d *desk, sql string) []string {
