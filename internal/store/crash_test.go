@@ -306,6 +306,23 @@ func TestCrash(t *testing.T) {
 		}
 	})
 
+	t.Run("what the successor ended while it could not say so is gone", func(t *testing.T) {
+		t.Parallel()
+		d := open(t, patient)
+		for state, left := range map[job.OrphanState]int{job.OrphanUnreachable: 1, job.OrphanGone: 0} {
+			c := d.running()
+			d.sql(`UPDATE turnpike.queue SET started_at = now() WHERE job_id = $1`, string(c.Job))
+			d.lapse(c.Job)
+			d.reap() // takes it for something that may still run
+			got := d.settle(ended(c, job.EndLost, started, func(r *job.Report) {
+				r.Left = []job.Orphan{{Job: c.Job, Attempt: 1, Kind: "process", State: state}}
+			}))
+			if n := ask[int](d, `SELECT count(*) FROM turnpike.orphans WHERE state <> 'gone' AND job_id = $1`, string(c.Job)); n != left || got.How != job.SettledLate {
+				t.Errorf("%d are left after a report (%s) of one that is %s", n, got.How, state)
+			}
+		}
+	})
+
 	t.Run("settle after it locked its leases", func(t *testing.T) {
 		t.Parallel()
 		d := open(t, patient)

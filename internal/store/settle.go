@@ -245,12 +245,14 @@ const late = `
 		WHERE json_typeof(c.usage) = 'array'
 		GROUP BY c.job_id, c.attempt, u.model
 	),
-	-- Its own worker saw to what it started, but for what it lists.
+	-- Its own worker, or the next of its state directory, saw to what it started, but for
+	-- what it lists as not gone.
 	gone AS (
 		UPDATE turnpike.orphans o SET state = 'gone', gone_at = now(), stopped_by = c.worker, note = 'settled late'
 		FROM c
 		WHERE o.job_id = c.job_id AND o.attempt = c.attempt AND o.state <> 'gone'
-			AND NOT EXISTS (SELECT FROM json_to_recordset(coalesce(c."left", '[]')) AS x(kind text) WHERE x.kind = o.kind)
+			AND NOT EXISTS (SELECT FROM json_to_recordset(coalesce(c."left", '[]')) AS x(kind text, state text)
+				WHERE x.kind = o.kind AND x.state <> 'gone')
 	),
 	told AS (
 		INSERT INTO turnpike.events (job_id, what, note)

@@ -136,7 +136,7 @@ func (t *Tree) ask(q request) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err := t.line.SetDeadline(time.Now().Add(answerBound)); err != nil {
-		return fmt.Errorf("%s: %w", do, err)
+		return fmt.Errorf("%s: %w", do, t.gone(err))
 	}
 	if err := json.NewEncoder(t.line).Encode(q); err != nil {
 		return fmt.Errorf("%s: %w", do, t.gone(err))
