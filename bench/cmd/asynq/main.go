@@ -94,7 +94,8 @@ func (b *bench) single(name string, n, clients int) error {
 
 func (b *bench) serve(h asynq.HandlerFunc) (*asynq.Server, error) {
 	s := asynq.NewServer(b.redis, asynq.Config{Concurrency: options.Slots, Logger: quiet{}, ShutdownTimeout: time.Second})
-	return s, s.Start(h)
+	err := s.Start(h)
+	return s, err
 }
 
 func (b *bench) drain(name string) error {
