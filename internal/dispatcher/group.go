@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"turnpike/internal/job"
@@ -21,6 +22,8 @@ type grouping struct {
 type group struct {
 	entries []job.Entry
 	bytes   int
+	callers int // that wait for their answer
+	begun   bool
 
 	turn chan struct{} // holds one: any of its callers writes the group
 	done chan struct{} // closed once the answers are there
@@ -48,6 +51,7 @@ func (q *grouping) join(e job.Entry) (g *group, index int) {
 	}
 	g.entries = append(g.entries, e)
 	g.bytes += len(e.Body)
+	g.callers++
 	if !q.busy {
 		q.busy = true
 		g.turn <- struct{}{}
@@ -60,6 +64,7 @@ func (q *grouping) begin(g *group) []job.Entry {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.queue = q.queue[1:] // turns go in order
+	g.begun = true
 	return g.entries
 }
 
@@ -67,8 +72,29 @@ func (q *grouping) begin(g *group) []job.Entry {
 func (q *grouping) end() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.next()
+}
+
+// next gives the first group of the queue its turn; the caller holds mu.
+func (q *grouping) next() {
 	if q.busy = len(q.queue) > 0; q.busy {
 		q.queue[0].turn <- struct{}{}
+	}
+}
+
+// leave tells that a caller waits no more. A group that all have left would never take
+// its turn, nor pass it on.
+func (q *grouping) leave(g *group) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if g.callers--; g.callers > 0 || g.begun {
+		return
+	}
+	q.queue = slices.DeleteFunc(q.queue, func(o *group) bool { return o == g })
+	select {
+	case <-g.turn:
+		q.next()
+	default:
 	}
 }
 
@@ -84,6 +110,7 @@ func (q *grouping) do(ctx context.Context, e job.Entry, write func(context.Conte
 		case <-g.done:
 			return g.accepted[index], g.errs[index]
 		case <-ctx.Done():
+			q.leave(g)
 			return job.Accepted{}, context.Cause(ctx) // as with any call that was left, it may be written
 		}
 	}

@@ -143,4 +143,39 @@ func TestIntakeGroups(t *testing.T) {
 			}
 		}
 	})
+
+	synctest.Test(t, func(t *testing.T) { // a full group that everybody left holds up nobody
+		c := &counter{let: make(chan struct{})}
+		i := intake(c)
+		ctx, leave := context.WithCancel(context.Background())
+		const all = 300 // more than two groups, behind the one that is written
+		left := make(chan error, all)
+		for k := range all {
+			go func() {
+				_, err := i.Accept(ctx, ci, "", named(k))
+				left <- err
+			}()
+			if k == 0 {
+				synctest.Wait()
+			}
+		}
+		synctest.Wait()
+		leave()
+		synctest.Wait()
+		others := callers(i, 2)
+		close(c.let)
+		for range all {
+			if err := <-left; err != nil && !errors.Is(err, context.Canceled) {
+				t.Errorf("who left was answered %v", err)
+			}
+		}
+		for range 2 {
+			if r := <-others; r.err != nil {
+				t.Errorf("after all others left: %v", r.err)
+			}
+		}
+		if len(c.groups) != 2 {
+			t.Errorf("groups of %v; want the first, and those that came later", c.groups)
+		}
+	})
 }
