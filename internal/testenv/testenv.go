@@ -6,7 +6,7 @@
 // process shares, or a server of its own ([PrivatePostgres]) when it wants to
 // stop or freeze it. NATS runs inside the test process ([NATS]), which is fast
 // and can be stopped and wiped as well; [NATSContainer] is the same server as a
-// deployment runs it. Everything listens on loopback, demands a password, and
+// deployment runs it, and [NATSCluster] is three of them. Everything listens on loopback, demands a password, and
 // goes when its test ends.
 //
 // Servers that are containers need an engine and images: `make engine-up`.
@@ -34,8 +34,15 @@ import (
 //	func TestMain(m *testing.M) { testenv.Main(m) }
 //
 // It runs the tests, ends the servers that the process shared, and fails when a
-// goroutine is left.
+// goroutine is left. In a process that a [Cluster] started it is that node instead.
 func Main(m interface{ Run() int }, leaks ...goleak.Option) {
+	if told := os.Getenv(nodeEnv); told != "" {
+		if err := serveNode(told); err != nil {
+			fmt.Fprintln(os.Stderr, "testenv: NATS node:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	os.Exit(run(m, leaks))
 }
 
