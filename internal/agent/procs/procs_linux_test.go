@@ -120,6 +120,23 @@ func TestTree(t *testing.T) {
 		}
 	})
 
+	t.Run("asked for anything after its end says that it has ended", func(t *testing.T) {
+		tree, err := procs.Start(shell("exit 0"), procs.Supervised)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tree.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		for what, err := range map[string]error{
+			"freeze": tree.Freeze(), "thaw": tree.Thaw(), "until": tree.RunUntil(time.Now().Add(time.Minute)),
+		} {
+			if !errors.Is(err, os.ErrProcessDone) {
+				t.Errorf("%s: %v, want %v", what, err, os.ErrProcessDone)
+			}
+		}
+	})
+
 	t.Run("gives the program its streams, environment and directory and nothing else", func(t *testing.T) {
 		dir, err := filepath.EvalSymlinks(t.TempDir())
 		if err != nil {
