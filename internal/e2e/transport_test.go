@@ -7,6 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
 	"turnpike/internal/agent/agenttest"
 	"turnpike/internal/job"
 )
@@ -20,6 +23,72 @@ func at(gate string) func(map[string]any) {
 	return func(r map[string]any) {
 		r["prompt"] = gate
 		r["profile"] = map[string]any{"name": "builder", "confine": true, "timeout": "10m", "max_turns": 20}
+	}
+}
+
+// pulled waits until a worker waits for jobs at the stream.
+func (s *system) pulled() {
+	s.t.Helper()
+	nc, err := nats.Connect(s.broker.URL())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.eventually("a worker pulls", func() bool {
+		lane, err := js.Consumer(s.t.Context(), "TURNPIKE_JOBS_NONE_CONFINED", "pool-default")
+		return err == nil && lane.CachedInfo().NumWaiting > 0
+	})
+}
+
+// NATS goes while jobs flow and stays away. What is enqueued meanwhile runs all the
+// same, and nothing runs twice when it is back with what was published before.
+func TestBrokerAway(t *testing.T) {
+	t.Parallel()
+	gates := map[string]*agenttest.Gate{"long": agenttest.NewGate(), "short": agenttest.NewGate()}
+	s := newSystem(t, agenttest.Func(func(r *agenttest.Request) agenttest.Step {
+		return agenttest.Text("Done.").Held(gates[word(r.Prompt)])
+	}))
+	s.dispatcher(unhurried...)
+	w := s.worker("w1", append(unhurried, "--beat", "2s")...)
+	s.pulled()
+	long := s.enqueue(at("long"))
+	s.running(long)
+	var ids []job.ID
+	for range 3 { // one takes the other slot, two wait in the stream
+		ids = append(ids, s.enqueue(at("short")))
+	}
+	s.eventually("the stream has what no slot has", func() bool {
+		return s.count("SELECT count(*) FROM turnpike.queue WHERE state = 'dispatched' AND published_at IS NOT NULL") == 2
+	})
+
+	s.broker.Stop(t)
+	gates["short"].Open()
+	for range 2 {
+		ids = append(ids, s.enqueue(at("short")))
+	}
+	for _, id := range ids {
+		s.finished(id, job.Succeeded)
+	}
+	w.waitLog("the stream gives nothing")
+	s.eventually("the database knows how the worker finds its jobs", func() bool {
+		return s.count("SELECT count(*) FROM turnpike.v_workers WHERE via = 'postgres'") == 1
+	})
+	gates["long"].Open()
+	s.finished(long, job.Succeeded)
+
+	s.broker.Start(t)
+	s.pulled()
+	for range 2 {
+		ids = append(ids, s.enqueue(at("short")))
+	}
+	for _, id := range append(ids, long) {
+		if v := s.finished(id, job.Succeeded); len(v.Attempts) != 1 {
+			t.Errorf("job %s ran %d times", id, len(v.Attempts))
+		}
 	}
 }
 
