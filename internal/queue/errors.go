@@ -22,6 +22,7 @@ const (
 	codeConsumerNotFound jetstream.ErrorCode = 10014
 	codeStreamNotFound   jetstream.ErrorCode = 10059
 	codeNoMessage        jetstream.ErrorCode = 10037
+	codeNoPeers          jetstream.ErrorCode = 10005 // a cluster that waits for its servers
 )
 
 func hasCode(err error, code jetstream.ErrorCode) bool {
@@ -57,7 +58,7 @@ func kind(ctx context.Context, doing string, err error) error {
 		hasCode(err, codeStreamNotFound),
 		hasCode(err, codeConsumerNotFound):
 		return fmt.Errorf("%s: %w: %w", doing, job.ErrLaneMissing, err)
-	case errors.As(err, &api) && api.Code < 500:
+	case errors.As(err, &api) && api.Code < 500 && api.ErrorCode != codeNoPeers:
 		return fmt.Errorf("%s: %w", doing, err) // a refusal, which waiting does not cure
 	default:
 		return fmt.Errorf("%s: %w: %w", doing, job.ErrUnavailable, err)

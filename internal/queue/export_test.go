@@ -29,3 +29,6 @@ func (c *Conn) PutConversationBefore(ctx context.Context, of job.Conversation, b
 		return err
 	})
 }
+
+// Kind is kind.
+var Kind = kind

@@ -3,10 +3,13 @@ package queue_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"turnpike/internal/job"
 	"turnpike/internal/queue"
@@ -116,5 +119,23 @@ func report(id job.ID, attempt int) job.Report {
 		Lease:   job.Lease{Job: id, Attempt: attempt, Number: 7, Token: job.NewToken()},
 		Worker:  "w1",
 		Ending:  job.EndDone,
+	}
+}
+
+func TestKind(t *testing.T) {
+	for name, c := range map[string]struct{ err, want error }{
+		"the server is away":          {nats.ErrNoServers, job.ErrUnavailable},
+		"its cluster waits for peers": {&jetstream.APIError{Code: 400, ErrorCode: 10005}, job.ErrUnavailable},
+		"its cluster has no leader":   {&jetstream.APIError{Code: 503, ErrorCode: 10008}, job.ErrUnavailable},
+		"the stream is not there":     {&jetstream.APIError{Code: 404, ErrorCode: 10059}, job.ErrLaneMissing},
+		"it does not fit":             {nats.ErrMaxPayload, queue.ErrTooLarge},
+		"waiting does not cure it":    {&jetstream.APIError{Code: 400, ErrorCode: 10052}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := queue.Kind(t.Context(), "try", c.err)
+			if c.want != nil && !errors.Is(got, c.want) || c.want == nil && (errors.Is(got, job.ErrUnavailable) || errors.Is(got, job.ErrLaneMissing)) {
+				t.Errorf("%v", got)
+			}
+		})
 	}
 }
