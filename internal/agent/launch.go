@@ -94,7 +94,8 @@ type SkillPreparer interface {
 
 // Control is a running turn as its caller may steer it, beyond ending its context.
 type Control interface {
-	// Freeze stops the turn's processes and its clocks; Thaw lets both go on.
+	// Freeze stops the turn's processes and its clocks; Thaw lets both go on. A turn that
+	// has ended answers [os.ErrProcessDone].
 	Freeze() error
 	Thaw() error
 }

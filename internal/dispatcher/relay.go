@@ -157,10 +157,12 @@ func (r *Relay) round(ctx context.Context, w *watch) error {
 	now := time.Now()
 	var ensured error // a lane that cannot be set up holds up no other
 	if now.Sub(w.ensured) >= ensureEvery || errors.Is(failed, job.ErrLaneMissing) {
-		if ensured = r.ensure(ctx, w); errors.Is(ensured, job.ErrNotLeader) {
+		switch ensured = r.ensure(ctx, w); {
+		case errors.Is(ensured, job.ErrNotLeader):
 			return ensured
+		case ensured == nil: // or the next round tries again, and has the same trouble
+			w.ensured = now
 		}
-		w.ensured = now
 	}
 	if now.Sub(w.scanned) >= rescanEvery || failed != nil {
 		if err := r.rescan(ctx, w.epoch); err != nil {

@@ -1,6 +1,10 @@
 package store
 
-import "context"
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
 
 // The statements behind Select, Claim, Beat and Offered, for tests that ask the server how it
 // carries them out.
@@ -10,6 +14,11 @@ const (
 	BeatSQL    = beat
 	OfferedSQL = offered
 )
+
+// Within is within.
+func Within(ctx context.Context, db *DB, do func(context.Context, pgx.Tx) error) error {
+	return db.within(ctx, "try", do)
+}
 
 // Forget has every connection forget its prepared statements, on the server's side
 // alone, as a transaction pooler's next connection would have.

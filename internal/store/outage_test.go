@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"turnpike/internal/job"
 	"turnpike/internal/store"
 	"turnpike/internal/testenv"
@@ -124,6 +126,22 @@ func TestOutage(t *testing.T) {
 		if _, err := d.Enqueue(t.Context(), []job.Entry{entry(t)}); err != nil {
 			t.Errorf("it goes on with a server that only reads: %v", err)
 		}
+	})
+	t.Run("a program that stands still within a transaction lets its locks go", func(t *testing.T) {
+		d := open(t, func(c *store.Config) { c.CallTimeout = 700 * time.Millisecond })
+		goOn, locked, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+		go func() {
+			done <- store.Within(t.Context(), d.DB, func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, `SELECT FROM turnpike.leader FOR NO KEY UPDATE`)
+				close(locked)
+				<-goOn // the server sees as much of a program that is stopped
+				return err
+			})
+		}()
+		<-locked
+		d.sql(`SELECT FROM turnpike.leader FOR NO KEY UPDATE`)
+		close(goOn)
+		wantIs(t, <-done, job.ErrUnavailable)
 	})
 	t.Run("the caller's own end is no outage", func(t *testing.T) {
 		d := open(t)

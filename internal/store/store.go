@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -220,11 +221,18 @@ func (db *DB) exec(ctx context.Context, what, sql string, a args) error {
 	return db.fail(ctx, what, err)
 }
 
-// within runs do in a transaction, for what needs more than one round trip.
+// within runs do in a transaction, for what needs more than one round trip. The server
+// ends one whose program stands still in the middle of it: it would keep its locks, the
+// leader's row among them, as long as the connection lives.
 func (db *DB) within(ctx context.Context, what string, do func(context.Context, pgx.Tx) error) error {
 	call, cancel := context.WithTimeout(ctx, db.timeout)
 	defer cancel()
-	return db.fail(ctx, what, pgx.BeginFunc(call, db.pool, func(tx pgx.Tx) error { return do(call, tx) }))
+	return db.fail(ctx, what, pgx.BeginFunc(call, db.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(call, "SET LOCAL idle_in_transaction_session_timeout = "+strconv.FormatInt(db.timeout.Milliseconds(), 10)); err != nil {
+			return err
+		}
+		return do(call, tx)
+	}))
 }
 
 // Codes that the functions of the schema raise.

@@ -478,7 +478,7 @@ func (k *Keeper) carryOut(s steer) {
 		s.h.stop(s.cause)
 		return
 	}
-	if err == nil {
+	if err == nil || errors.Is(err, os.ErrProcessDone) { // or it ended by itself just now
 		return
 	}
 	// A turn that cannot be held still must not outlive its lease, and one that

@@ -554,6 +554,21 @@ func TestPool(t *testing.T) {
 		must(t, stop())
 	})
 
+	inBubble(t, "lets a turn be that ended as it was to be frozen", 1, func(t *testing.T, r *rig) {
+		r.runs.control.err = fmt.Errorf("freeze: %w", os.ErrProcessDone)
+		r.stream.push(r.store.add(1, plain()))
+		stop := r.serve(t)
+		<-r.runs.started
+		r.store.set(func() { r.store.away = true })
+		time.Sleep(46 * time.Second)
+		r.runs.finish <- &agent.Result{}
+		r.store.set(func() { r.store.away = false })
+		if rep := <-r.store.reported; rep.Ending != job.EndDone {
+			t.Errorf("reported %s", rep.Ending)
+		}
+		must(t, stop())
+	})
+
 	inBubble(t, "starts nothing while its lease is in doubt", 1, func(t *testing.T, r *rig) {
 		d := r.store.add(1, plain())
 		r.stream.push(d)
