@@ -69,6 +69,42 @@ func TestWorkerKilled(t *testing.T) {
 	}
 }
 
+// The leader stands still for longer than it leads, and another that stood by leads. When
+// the first goes on, its epoch is over.
+func TestLeaderStopped(t *testing.T) {
+	t.Parallel()
+	gate := agenttest.NewGate()
+	s := newSystem(t, agenttest.Text("Done.").Held(gate))
+	first := s.dispatcher()
+	first.waitLog(`"msg":"leading"`)
+	s.worker("w1")
+	s.addr = freeAddr(t)
+	second := s.dispatcher()
+	var ids []job.ID
+	for range 6 { // two run, the others wait
+		ids = append(ids, s.enqueue(nil))
+	}
+	if _, err := s.script.Wait(t.Context(), 2); err != nil {
+		t.Fatal(err)
+	}
+	first.signal(syscall.SIGSTOP)
+	second.waitLog(`"msg":"leading"`)
+	gate.Open()
+	for _, id := range append(ids, s.enqueue(nil)) {
+		if v := s.finished(id, job.Succeeded); len(v.Attempts) != 1 {
+			t.Errorf("job %s ran %d times", id, len(v.Attempts))
+		}
+	}
+	first.signal(syscall.SIGCONT)
+	first.waitLog(`"msg":"leading no more"`)
+	if v := s.finished(s.enqueue(nil), job.Succeeded); len(v.Attempts) != 1 {
+		t.Errorf("a job ran %d times", len(v.Attempts))
+	}
+	if n := s.count("SELECT epoch FROM turnpike.leader"); n != 2 {
+		t.Errorf("epoch %d; want the second dispatcher's", n)
+	}
+}
+
 // The dispatcher is killed with jobs in every state; another takes over.
 func TestDispatcherKilled(t *testing.T) {
 	t.Parallel()
