@@ -26,9 +26,10 @@ func gate(change string) string {
 func TestDispatcherCrashes(t *testing.T) {
 	for name, c := range map[string]struct {
 		change string // what is about to be committed
+		alone  bool   // no worker claims meanwhile: what is claimed is not noted any more
 		crash  func(s *site, open func())
 	}{
-		"after the selection's commit, before publishing": {"OLD.state = 'queued' AND NEW.state = 'dispatched'", func(s *site, open func()) {
+		"after the selection's commit, before publishing": {"OLD.state = 'queued' AND NEW.state = 'dispatched'", false, func(s *site, open func()) {
 			s.wire.Hold() // it does not hear of its commit
 			open()
 			s.await("the job is dispatched", func() bool { return s.count(t, `SELECT count(*) FROM turnpike.queue WHERE state = 'dispatched'`) == 1 })
@@ -39,7 +40,7 @@ func TestDispatcherCrashes(t *testing.T) {
 				t.Error("it is noted as published")
 			}
 		}},
-		"after publishing, before noting it": {"OLD.published_at IS NULL AND NEW.published_at IS NOT NULL", func(s *site, open func()) {
+		"after publishing, before noting it": {"OLD.published_at IS NULL AND NEW.published_at IS NOT NULL", true, func(s *site, open func()) {
 			s.kill("dispatcher 0")
 			// The server would notice at its next word to it.
 			s.count(t, `SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity WHERE wait_event = 'advisory'`)
@@ -70,12 +71,18 @@ func TestDispatcherCrashes(t *testing.T) {
 				}
 			}
 			lock(`SELECT pg_advisory_lock(1)`)
+			if c.alone {
+				s.order(chaos.Stop, "worker 0")
+			}
 			p := newProducers(s)
 			p.run(t.Context(), time.Now())
 			s.await("the dispatcher is about to commit", func() bool {
 				return s.count(t, `SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory'`) == 1
 			})
 			c.crash(s, func() { lock(`SELECT pg_advisory_unlock(1)`) })
+			if c.alone {
+				s.order(chaos.GoOn, "worker 0")
+			}
 			s.everything(chaos.Start)
 			messages := s.rest(t.Context(), p)
 			s.end()
@@ -96,8 +103,11 @@ func (s *site) count(t *testing.T, sql string) (n int) {
 }
 
 // kill kills a program and returns when it is gone.
-func (s *site) kill(name string) {
+func (s *site) kill(name string) { s.order(chaos.Kill, name) }
+
+// order has something done to a program and returns when it is.
+func (s *site) order(what, name string) {
 	done := make(chan struct{})
-	s.things[name].do <- order{chaos.Kill, done}
+	s.things[name].do <- order{what, done}
 	<-done
 }
