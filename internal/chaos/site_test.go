@@ -433,7 +433,7 @@ func (th *thing) start() {
 	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + s.dir}
 	switch th.kind {
 	case "dispatcher":
-		cmd = exec.Command(filepath.Join(programs, "dispatcher"), "serve", "--listen", s.addrs[th.n], "--lease", lease,
+		cmd = exec.Command(filepath.Join(programs, "dispatcher"), "serve", "--listen", s.addrs[th.n], "--slow-start", "2s", "--lease", lease,
 			"--ack-wait", "3s", "--log-format", "json")
 		env = append(env, "TURNPIKE_DATABASE_URL="+s.asDispatcher(s.wire.Addr()), "TURNPIKE_NATS_URL="+s.broker.As(string(queue.Dispatcher)))
 	case "worker":
