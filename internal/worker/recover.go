@@ -157,6 +157,12 @@ func (r *Recovery) keepClone(m *mark) *job.Patch {
 func (r *Recovery) end(ctx context.Context, m *mark, t thing, past Past) (job.Orphan, bool) {
 	o := orphanOf(m, t)
 	o.StoppedBy, o.Transcript, o.Turns = r.Worker, past.Interrupted.Transcript, past.Interrupted.Turns
+	if t.Kind == agent.KindProcess && !t.Live {
+		// Nobody knows its identity: it was about to be started. If it was, it ended with its
+		// worker, whose socket its root holds.
+		o.State, o.Note = job.OrphanGone, "its worker ended before it was known to run"
+		return o, true
+	}
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
 	found, err := r.End(ctx, t.Identity)
