@@ -21,7 +21,8 @@ type producers struct {
 	client *http.Client
 	room   chan struct{} // bounds how many ask at once
 	all    sync.WaitGroup
-	known  []chan struct{} // by job of the plan: closed once it is accepted
+	known  []chan struct{} // by job of the plan: closed once it is accepted, or refused
+	holds  sync.Mutex      // a resume that is asked for after a pause is answered after it, too
 
 	mu       sync.Mutex // guards what follows
 	accepted map[int]job.ID
@@ -109,6 +110,7 @@ func (p *producers) once(ctx context.Context, method, url, key string, body any)
 }
 
 func (p *producers) enqueue(ctx context.Context, n int) {
+	defer close(p.known[n]) // or what is asked of it would wait for ever
 	status, answer := p.ask(ctx, http.MethodPost, "/v1/jobs", fmt.Sprintf("job-%d", n), p.request(n))
 	if status == 0 {
 		return
@@ -124,7 +126,6 @@ func (p *producers) enqueue(ctx context.Context, n int) {
 		p.existing++
 	}
 	p.accepted[n], p.ids = a.ID, append(p.ids, a.ID)
-	close(p.known[n])
 }
 
 // request is a job of the plan as a producer writes it.
@@ -165,6 +166,9 @@ func (p *producers) demand(ctx context.Context, a chaos.Action) {
 		p.mu.Lock()
 		id := p.accepted[a.N]
 		p.mu.Unlock()
+		if id == "" {
+			return // which is a problem already
+		}
 		status, answer := p.ask(ctx, http.MethodPost, "/v1/jobs/"+string(id)+"/"+a.Do, "", map[string]any{})
 		if status >= 300 && status != http.StatusConflict {
 			p.site.problem("%s %s: %d %s", a.Do, a.On, status, answer)
@@ -179,8 +183,12 @@ func (p *producers) demand(ctx context.Context, a chaos.Action) {
 			p.mu.Unlock()
 		}
 	case chaos.PauseLane, chaos.PauseTenant:
+		p.holds.Lock()
+		defer p.holds.Unlock()
 		p.ask(ctx, http.MethodPost, "/v1/pauses", "", held(a))
 	case chaos.ResumeLane, chaos.ResumeTenant:
+		p.holds.Lock()
+		defer p.holds.Unlock()
 		p.ask(ctx, http.MethodPost, "/v1/pauses/resume", "", held(a))
 	}
 }
