@@ -6,14 +6,18 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// The statements behind Select, Claim, Beat and Offered, for tests that ask the server how it
+// The statements behind Select, Claim, Beat, Look and Offered, for tests that ask the server how it
 // carries them out.
 const (
 	ChooseSQL  = choose
 	ClaimSQL   = claim
 	BeatSQL    = beat
+	LookSQL    = look
 	OfferedSQL = offered
 )
+
+// PlannedSQL goes before each of them but the last.
+const PlannedSQL = `SELECT ` + byIndex
 
 // Within is within.
 func Within(ctx context.Context, db *DB, do func(context.Context, pgx.Tx) error) error {

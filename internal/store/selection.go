@@ -55,7 +55,7 @@ func toLoad(row pgx.CollectableRow) (l job.LaneLoad, err error) {
 }
 
 // What Unchecked lists and what Promote would move, by the first row of each index, and
-// the lanes.
+// the lanes: jobs may have to leave one that is paused.
 const look = `
 	SELECT w.unchecked, w.due, coalesce(l.lane, ''), coalesce(l.slots, 0), coalesce(l.free, 0), coalesce(l.dispatched, 0),
 		coalesce(l.paused, false), coalesce(l.ready, false)
@@ -63,11 +63,7 @@ const look = `
 		SELECT EXISTS (SELECT FROM turnpike.queue WHERE NOT checked) AS unchecked,
 			EXISTS (SELECT FROM turnpike.queue WHERE wake_at <= now())
 			OR EXISTS (SELECT FROM turnpike.queue WHERE deadline <= now() AND state <> 'running')
-			OR EXISTS (SELECT FROM turnpike.queue WHERE unready_since <= now() - @unready::interval AND state <> 'running')
-			OR EXISTS (
-				SELECT FROM turnpike.pauses p
-				WHERE p.scope = 'lane' AND p.until > now()
-					AND EXISTS (SELECT FROM turnpike.queue q WHERE q.lane = p.name AND q.ready IS NOT NULL)) AS due) w
+			OR EXISTS (SELECT FROM turnpike.queue WHERE unready_since <= now() - @unready::interval AND state <> 'running') AS due) w
 	LEFT JOIN (` + load + `) l (lane, slots, free, dispatched, paused, ready) ON true`
 
 // Look tells what there is to do, and writes nothing.
@@ -75,8 +71,13 @@ func (db *DB) Look(ctx context.Context) (o job.Outlook, err error) {
 	_, err = hot(ctx, db, "look for work", func(row pgx.CollectableRow) (none struct{}, err error) {
 		var l job.LaneLoad
 		var lane string
-		if err = row.Scan(&o.Unchecked, &o.Due, &lane, &l.Slots, &l.Free, &l.Dispatched, &l.Paused, &l.Ready); err != nil || lane == "" {
+		var due bool
+		if err = row.Scan(&o.Unchecked, &due, &lane, &l.Slots, &l.Free, &l.Dispatched, &l.Paused, &l.Ready); err != nil {
 			return none, err
+		}
+		o.Due = o.Due || due || l.Paused && l.Ready
+		if lane == "" {
+			return none, nil
 		}
 		l.Lane, err = job.ParseLane(lane)
 		o.Lanes = append(o.Lanes, l)

@@ -3,7 +3,9 @@ package store_test
 import (
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -257,6 +259,17 @@ func TestSelect(t *testing.T) {
 			strings.Contains(plan, "queue_tenant") {
 			t.Errorf("selection does not go by its indexes:\n%s", plan)
 		}
+		for what, s := range map[string]struct {
+			sql  string
+			args pgx.NamedArgs
+		}{
+			"a look":  {store.LookSQL, pgx.NamedArgs{"unready": "1 hour", "lately": "30 seconds"}},
+			"a claim": {store.ClaimSQL, pgx.NamedArgs{"claims": "[]", "lane": lane.String(), "worker": "w", "lease": "1 minute", "kind": "process"}},
+		} {
+			if n, plan := d.reads(s.sql, s.args); n > 1000 {
+				t.Errorf("%s reads %d rows where nothing is to be done:\n%s", what, n, plan)
+			}
+		}
 		// What its functions ask is not in its plan.
 		if plan := d.explain(`SELECT live FROM turnpike.v_pauses WHERE state = 'slow start'`); strings.Contains(plan, "Seq Scan on queue") {
 			t.Errorf("a slow start counts more than what is live:\n%s", plan)
@@ -276,6 +289,38 @@ func (d *desk) explain(sql string, args ...any) string {
 		d.t.Fatal(err)
 	}
 	return strings.Join(lines, "\n")
+}
+
+// reads is the most rows that any step of a statement looks at, planned as the hot ones
+// are; what it writes is undone.
+func (d *desk) reads(sql string, args pgx.NamedArgs) (most int, plan string) {
+	d.t.Helper()
+	ctx := d.t.Context()
+	tx, err := d.pool.Begin(ctx)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer tx.Rollback(ctx)
+	if _, err := tx.Exec(ctx, store.PlannedSQL); err != nil {
+		d.t.Fatal(err)
+	}
+	rows, err := tx.Query(ctx, "EXPLAIN (ANALYZE, TIMING OFF) "+sql, args)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	plan = strings.Join(lines, "\n")
+	for _, m := range regexp.MustCompile(`(?:actual rows=|Rows Removed by Filter: )(\d+)`).FindAllStringSubmatch(plan, -1) {
+		n, err := strconv.Atoi(m[1])
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		most = max(most, n)
+	}
+	return most, plan
 }
 
 func TestPublish(t *testing.T) {
