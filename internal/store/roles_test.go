@@ -103,7 +103,7 @@ func TestRoles(t *testing.T) {
 			}
 		}
 	})
-	t.Run("a worker may not rewrite what is on record, nor lift a pause", func(t *testing.T) {
+	t.Run("nobody may rewrite what is on record, nor a worker lift a pause", func(t *testing.T) {
 		c := d.running()
 		cost := job.USD(5)
 		d.settle(ended(c, job.EndDone, started, func(r *job.Report) { r.CostUSD = &cost }))
@@ -113,10 +113,18 @@ func TestRoles(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		for _, sql := range []string{
+		recorded := []string{
 			"UPDATE turnpike.attempts SET cost_usd = 0 WHERE job_id = '" + string(c.Job) + "'",
 			"UPDATE turnpike.attempts SET late = true, late_at = now(), cost_usd = 0 WHERE job_id = '" + string(c.Job) + "'",
 			"UPDATE turnpike.spend SET usd = 4",
+		}
+		for _, sql := range recorded {
+			_, err := conns["turnpike_dispatcher"].Exec(t.Context(), sql)
+			if pg, ok := errors.AsType[*pgconn.PgError](err); !ok || pg.Code != "42501" {
+				t.Errorf("a dispatcher: %.80s: %v", sql, err)
+			}
+		}
+		for _, sql := range append(recorded,
 			"UPDATE turnpike.pauses SET until = now() WHERE scope = 'account'",
 			"UPDATE turnpike.pauses SET until = 'infinity' WHERE scope = 'lane'",
 			"UPDATE turnpike.pauses SET name = 'other' WHERE scope = 'account'",
@@ -124,7 +132,7 @@ func TestRoles(t *testing.T) {
 			"INSERT INTO turnpike.pauses (scope, name, until, reason, by) VALUES ('key', 'x/y', 'infinity', '', '')",
 			"UPDATE turnpike.pauses SET until = 'infinity' WHERE scope = 'key'",
 			"INSERT INTO turnpike.weights (tenant, weight, by) VALUES ('x', 100, '')", "SELECT * FROM turnpike.slow_starts()",
-		} {
+		) {
 			_, err := conns["turnpike_worker"].Exec(t.Context(), sql)
 			if pg, ok := errors.AsType[*pgconn.PgError](err); !ok || pg.Code != "42501" {
 				t.Errorf("%.80s: %v", sql, err)
@@ -235,6 +243,27 @@ func TestRoles(t *testing.T) {
 			}},
 			{"settle late", func() (err error) {
 				settled, err = works.Settle(ctx, []job.Report{ended(claimed[0], job.EndDone)})
+				if err == nil && settled[0].How != job.SettledLate {
+					err = fmt.Errorf("settled %+v", settled)
+				}
+				return err
+			}},
+			{"settle again by the stream", func() (err error) {
+				settled, err = dispatcher.Settle(ctx, []job.Report{ended(claimed[0], job.EndDone)})
+				if err == nil && settled[0].How != job.SettledBefore {
+					err = fmt.Errorf("settled %+v", settled)
+				}
+				return err
+			}},
+			{"settle late by the stream", func() (err error) {
+				lost := d.running()
+				d.lapse(lost.Job)
+				if _, err := dispatcher.Reap(ctx, d.epoch, later, 10); err != nil {
+					return err
+				}
+				settled, err = dispatcher.Settle(ctx, []job.Report{ended(lost, job.EndDone, started, func(r *job.Report) {
+					r.Usage, r.Outcome = []job.ModelUsage{{Model: "m"}}, &job.Outcome{Status: "x"}
+				})})
 				if err == nil && settled[0].How != job.SettledLate {
 					err = fmt.Errorf("settled %+v", settled)
 				}
