@@ -84,7 +84,7 @@ func endings(h *chaos.History) map[string]int {
 	count := map[string]int{}
 	for _, a := range h.Attempts {
 		count[string(a.Ending)]++
-		if a.Late {
+		if a.Late != "" {
 			count["(late)"]++
 		}
 	}

@@ -48,7 +48,7 @@ type Attempt struct {
 	Ending    job.Ending
 	Next      job.State
 	Resumable bool
-	Late      bool
+	Late      job.Ending // of the report that came after it was closed; empty: none did
 	Cost      *job.USD
 	Partial   bool
 	Models    *job.USD // the sum of its costs by model
@@ -343,21 +343,35 @@ func mayFollow(a Attempt, p job.RetryPolicy, touched bool) (again bool, tries in
 	return false, 1
 }
 
+// outlived says that nobody read the attempt's output to its end: its worker ended
+// before it. Whoever says that it is lost goes by what that worker left.
+func (a Attempt) outlived() bool {
+	return a.Ending == job.EndLost && (a.Late == "" || a.Late == job.EndLost)
+}
+
+// costs holds a record to what is known of it from both its ends. Of a turn whose worker
+// lived, all it told was read. Of one that outlived its worker, what that worker had
+// written down: what it told last may be in a pipe that nobody read, which is not on
+// record and cannot be. Where nobody serves the state directory any more, nothing was
+// written down for anybody, and what the beats told is on record, or is not.
 func costs(h *History, f *Finding) {
 	ran := h.ran()
 	for _, a := range h.Attempts {
 		f.Checked++
 		r, began := ran[a.name()]
-		unreported := a.Ending == job.EndLost && !a.Late
+		least := r.Did
+		if a.outlived() {
+			least = r.Written
+		}
 		switch {
 		case a.Cost == nil:
-			if r.Did > 0 && !unreported {
-				f.broke("job %s: attempt %d (%s) told of %s, and nothing is on record", a.Job, a.Number, a.Ending, r.Did)
+			if least > 0 {
+				f.broke("job %s: attempt %d (%s) told of %s, and nothing is on record", a.Job, a.Number, a.Ending, least)
 			}
 		case !began:
 			f.broke("job %s: attempt %d (%s) did not run, and cost %s", a.Job, a.Number, a.Ending, *a.Cost)
-		case *a.Cost > r.Will, *a.Cost < r.Did && !unreported:
-			f.broke("job %s: attempt %d (%s, late %v) told of %s to %s, and %s is on record", a.Job, a.Number, a.Ending, a.Late, r.Did, r.Will, *a.Cost)
+		case *a.Cost > r.Will, *a.Cost < least:
+			f.broke("job %s: attempt %d (%s, late %q) told of %s to %s, and %s is on record", a.Job, a.Number, a.Ending, a.Late, least, r.Will, *a.Cost)
 		case !a.Partial && *a.Cost != r.Will && *a.Cost != r.Did:
 			f.broke("job %s: attempt %d told of %s or %s, and %s is on record as all of it", a.Job, a.Number, r.Did, r.Will, *a.Cost)
 		}

@@ -3,9 +3,13 @@ package chaos_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"turnpike/internal/chaos"
+	"turnpike/internal/job"
 )
 
 const allJobs = `
@@ -26,7 +31,7 @@ const allJobs = `
 	ORDER BY v.job_id`
 
 const allAttempts = `
-	SELECT job_id::text, attempt, lease_no, claimed_at, closed_at, started_at IS NOT NULL, ending, next::text, resumable, late,
+	SELECT job_id::text, attempt, lease_no, claimed_at, closed_at, started_at IS NOT NULL, ending, next::text, resumable, coalesce(late_ending, ''),
 		(cost_usd * 1000000)::bigint, cost_partial,
 		(SELECT (sum(c.cost_usd) * 1000000)::bigint FROM turnpike.costs c WHERE c.job_id = a.job_id AND c.attempt = a.attempt)
 	FROM turnpike.attempts a
@@ -54,6 +59,11 @@ const spent = `
 func (s *site) history(t *testing.T) *chaos.History {
 	t.Helper()
 	h := &chaos.History{Runs: s.ledger.Runs(), Spent: map[string]chaos.Spent{}}
+	written := s.written(t)
+	for i := range h.Runs {
+		r := &h.Runs[i]
+		r.Written = written[fmt.Sprintf("%s.%d", r.Job, r.Attempt)]
+	}
 	h.Jobs = rows(t, s, allJobs, func(r pgx.CollectableRow) (j chaos.Recorded, err error) {
 		err = r.Scan(&j.ID, &j.Tenant, &j.Policy, &j.MaxTries, &j.ConcurrencyKey, &j.Finals, &j.State, &j.Cost)
 		return j, err
@@ -97,18 +107,56 @@ func rows[T any](t *testing.T, s *site, sql string, to pgx.RowToFunc[T], args ..
 	return all
 }
 
-// spooled lists what state directories that are served hold of attempts.
-func (s *site) spooled() (left []string) {
+// served lists the state directories in which a worker looks for what an earlier one
+// left.
+func (s *site) served() []string {
 	dirs, err := filepath.Glob(s.path("state", "*"))
 	if err != nil {
 		panic(err) // the pattern is good
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, dir := range dirs {
-		if s.lost[dir] {
-			continue
+	return slices.DeleteFunc(dirs, func(dir string) bool { return s.lost[dir] })
+}
+
+// written sums, by attempt, the costs of the results that workers wrote down as they
+// read them.
+func (s *site) written(t *testing.T) map[string]job.USD {
+	t.Helper()
+	sum := map[string]job.USD{}
+	for _, dir := range s.served() {
+		sessions, err := os.ReadDir(filepath.Join(dir, "sessions"))
+		if err != nil {
+			t.Fatal(err)
 		}
+		for _, one := range sessions {
+			b, err := os.ReadFile(filepath.Join(dir, "sessions", one.Name(), "transcript.jsonl"))
+			if err != nil && !errors.Is(err, fs.ErrNotExist) { // it may not have come that far
+				t.Fatal(err)
+			}
+			attempt := one.Name()[:strings.LastIndexByte(one.Name(), '-')] // behind it is what makes the name its own
+			for line := range bytes.Lines(b) {
+				var e struct {
+					Type string      `json:"type"`
+					Cost json.Number `json:"total_cost_usd"`
+				}
+				if json.Unmarshal(line, &e) != nil || e.Type != "result" { // the last line may be cut
+					continue
+				}
+				cost, err := job.ParseUSD(e.Cost.String())
+				if err != nil {
+					t.Fatalf("%s: %s: %v", one.Name(), line, err)
+				}
+				sum[attempt] += cost
+			}
+		}
+	}
+	return sum
+}
+
+// spooled lists what state directories that are served hold of attempts.
+func (s *site) spooled() (left []string) {
+	for _, dir := range s.served() {
 		for _, part := range []string{"spool", "marks", "rejected"} {
 			files, err := os.ReadDir(filepath.Join(dir, part))
 			if err != nil {

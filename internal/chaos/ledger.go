@@ -32,6 +32,9 @@ type Run struct {
 	// that were printed whole.
 	Will, Did job.USD
 	Good      bool // the last result is a good one, printed whole
+	// Written is what the results cost that are in the transcript, where a worker serves
+	// the state directory it is in. The ledger does not hear of it.
+	Written job.USD
 }
 
 // Ledger is what turns report to while they run.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -246,12 +247,19 @@ func (s *site) everything(what string) {
 // rest waits until nothing is left to be done, and says which messages are there all
 // the same.
 func (s *site) rest(ctx context.Context, p *producers) (messages []string) {
-	s.await("no job is unfinished", func() bool {
-		p.lift(ctx)
-		var n int
-		err := s.db.QueryRow(ctx, "SELECT count(*) FROM turnpike.queue").Scan(&n)
-		return err == nil && n == 0
-	})
+	// A slow machine has many jobs to do yet.
+	for left, before := math.MaxInt, 0; left != before && left > 0; {
+		before = left
+		s.await("a job is finished, or none is left", func() bool {
+			p.lift(ctx)
+			var n int
+			if err := s.db.QueryRow(ctx, "SELECT count(*) FROM turnpike.queue").Scan(&n); err != nil || n > 0 && n >= before {
+				return false
+			}
+			left = n
+			return true
+		})
+	}
 	p.client.CloseIdleConnections()
 	s.await("every tree is gone", func() bool { return s.ledger.Open() == 0 })
 	s.await("every report is settled", func() bool { return len(s.spooled()) == 0 })
