@@ -184,7 +184,7 @@ const vacate = `
 			ORDER BY q.ready
 			LIMIT @most
 			FOR NO KEY UPDATE SKIP LOCKED) q
-		LEFT JOIN LATERAL (SELECT * FROM ` + best + ` WHERE q.chain IS NOT NULL) b ON true
+		LEFT JOIN LATERAL (` + best + `) b ON true
 	),
 	m AS (
 		SELECT * FROM p WHERE until IS NULL
@@ -199,8 +199,9 @@ const vacate = `
 	` + letOut + `
 	SELECT count(*) FROM p`
 
-// best is the profile that a queue row q is to run on, or to wait for.
-const best = `turnpike.place(q.chain, q.busy, q.resume IS NOT NULL, q.lane, q.agent, q.profile)`
+// best is the profile that a queue row q with fallbacks is to run on, or to wait for. With
+// OFFSET the condition stays in here, and decides whether the function is called at all.
+const best = `SELECT * FROM turnpike.place(q.chain, q.busy, q.resume IS NOT NULL, q.lane, q.agent, q.profile) WHERE q.chain IS NOT NULL OFFSET 0`
 
 // placed are the columns, of a queue row q and its best profile b, that moved reads.
 const placed = `q.profile, q.lane, q.credential, q.busy[q.profile + 1] AS busy_until,
@@ -315,7 +316,7 @@ const choose = `
 		CROSS JOIN LATERAL (
 			SELECT * FROM turnpike.queue q WHERE q.job_id = h.job_id AND q.ready IS NOT NULL
 			FOR NO KEY UPDATE SKIP LOCKED) q
-		LEFT JOIN LATERAL (SELECT * FROM ` + best + ` WHERE q.chain IS NOT NULL) b ON true
+		LEFT JOIN LATERAL (` + best + `) b ON true
 	),
 	-- Only what these jobs are under is summed up: nothing, mostly.
 	spent AS MATERIALIZED (
