@@ -46,6 +46,11 @@ type Launch struct {
 	Attr syscall.SysProcAttr
 }
 
+// farOut is a descriptor out of the way of every start: before it executes, one moves what
+// it passes to the numbers after the highest of those. Busy workers have some hundreds
+// open; each start copies a table up to this one, which is 64 KiB.
+const farOut = 1 << 13
+
 // HoldLauncher gives a name of the program at path for Launch.Launcher that goes on
 // naming the same file, whatever is installed at path later: a worker and its launcher
 // are of one build. It is held for as long as this process lives.
@@ -55,8 +60,11 @@ func HoldLauncher(path string) (string, error) {
 		return "", fmt.Errorf("launcher: %w", err)
 	}
 	defer f.Close()
-	// Out of the way of the descriptors that a start puts in place before it executes.
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 100)
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return "", fmt.Errorf("launcher: %w", err)
+	}
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, int(min(farOut, limit.Cur-1)))
 	if err != nil {
 		return "", fmt.Errorf("launcher: %w", err)
 	}

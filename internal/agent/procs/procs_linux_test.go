@@ -21,6 +21,8 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"golang.org/x/sys/unix"
+
 	"turnpike/internal/agent"
 	"turnpike/internal/agent/procs"
 )
@@ -442,6 +444,26 @@ func TestLauncherIsHeld(t *testing.T) {
 	}
 	if exit, err := tree.Wait(); err != nil || exit.Code != 7 {
 		t.Errorf("%+v, %v", exit, err)
+	}
+	// Whatever number a descriptor has that is passed on: a start moves them about.
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	for n := 94; n < 106; n++ {
+		fd, err := unix.FcntlInt(null.Fd(), unix.F_DUPFD_CLOEXEC, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := os.NewFile(uintptr(fd), "null")
+		tree, err := procs.Start(&exec.Cmd{Path: "/bin/true", Stdin: f}, procs.Launch{Launcher: held}.Start)
+		if err := errors.Join(err, f.Close()); err != nil {
+			t.Fatalf("descriptor %d: %v", fd, err)
+		}
+		if exit, err := tree.Wait(); err != nil || exit.Code != 0 {
+			t.Errorf("descriptor %d: %+v, %v", fd, exit, err)
+		}
 	}
 	if _, err := procs.HoldLauncher(path + ".absent"); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
