@@ -8,7 +8,9 @@ scripts/deps.sh postgres redis
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 go build -C bench -trimpath -o "$dir/" ./cmd/...
-mkdir "$dir/programs"
-CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$dir/programs/" ./cmd/dispatcher ./cmd/worker
+mkdir -p "$dir/programs/agent"
+# Of one named build, as worker and launcher must be to work together.
+CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X turnpike/internal/buildinfo.Version=bench' -o "$dir/programs/" ./cmd/...
+mv "$dir/agent" "$dir/programs/agent/"
 chmod 755 "$dir" # Postgres may run as another user
 "$dir/bench" -dir "$dir" "$@"

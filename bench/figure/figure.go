@@ -1,6 +1,7 @@
-// Package figure is what the programs of the comparison have in common: the payload,
-// how work is spread over clients, latencies, the CPU time that a figure cost, and the
-// one line of JSON that each figure is. It decides nothing about what is measured.
+// Package figure is what the programs of the comparison have in common: the payload, the
+// figures that are the same for all but for the call that enqueues, how work is spread
+// over clients, latencies, the CPU time that a figure cost, and the one line of JSON that
+// each figure is. What a system does, and how, is its program's.
 package figure
 
 import (
@@ -22,6 +23,20 @@ const Bytes = 1024
 
 // Pad fills a body that is used bytes long without it up to Bytes.
 func Pad(used int) string { return strings.Repeat("x", max(Bytes-used, 0)) }
+
+// Noop is the body of a job that does nothing, where it is JSON: At is when it was made.
+type Noop struct {
+	At  int64  `json:"at"`
+	Pad string `json:"pad"`
+}
+
+var pad = Pad(len(`{"at":1800000000000000000,"pad":""}`))
+
+// NewNoop makes one of Bytes bytes.
+func NewNoop() Noop { return Noop{At: time.Now().UnixNano(), Pad: pad} }
+
+// Age is how long ago it was made.
+func (n Noop) Age() time.Duration { return time.Since(time.Unix(0, n.At)) }
 
 // Each calls f(i) for every i below n, from so many clients at once, and returns the
 // first error. After one no more calls are begun.
@@ -89,10 +104,11 @@ func (l *Latencies) Percentile(p float64) float64 {
 	return float64(sorted[int(p/100*float64(len(sorted)-1))].Microseconds()) / 1000
 }
 
-// Meter reads the CPU time that a figure costs: this program's, that of one server and
-// its children, and that of everything else on the machine.
+// Meter reads the CPU time that a figure costs: this program's and those it started, that
+// of one server and its children, and that of everything else on the machine.
 type Meter struct {
-	Server int // the server's pid; 0 is none, or one inside this program
+	Server   int   // the server's pid; 0 is none, or one inside this program
+	Programs []int // pids of the system's programs that run beside this one
 }
 
 // Reading is what was used up to a moment.
@@ -108,7 +124,10 @@ const ticksPerSecond = 100
 // Read reads the counters.
 func (m Meter) Read() Reading {
 	r := Reading{meter: m, at: time.Now(), busy: machineTicks()}
-	_, r.self = processTicks(os.Getpid())
+	for _, pid := range append([]int{os.Getpid()}, m.Programs...) {
+		_, ticks := processTicks(pid)
+		r.self += ticks
+	}
 	if m.Server == 0 {
 		return r
 	}
@@ -176,9 +195,10 @@ func processTicks(pid int) (parent int, ticks int64) {
 
 // Sheet is where one system's figures go.
 type Sheet struct {
-	System string
-	Meter  Meter
-	To     io.Writer
+	System  string
+	Meter   Meter
+	To      io.Writer
+	options *Options
 }
 
 // Line is one figure. Its form is that of the programs which measured the peers first.
@@ -201,8 +221,8 @@ func (s *Sheet) Rate(figure string, n int, unit string, since Reading, note stri
 	return s.write(figure, float64(n)/time.Since(since.at).Seconds(), unit, since, note)
 }
 
-// Latency writes the median and the 99th percentile since a reading.
-func (s *Sheet) Latency(figure string, l *Latencies, since Reading) error {
+// latency writes the median and the 99th percentile since a reading.
+func (s *Sheet) latency(figure string, l *Latencies, since Reading) error {
 	if err := s.write(figure+" p50", l.Percentile(50), "ms", since, ""); err != nil {
 		return err
 	}
@@ -225,38 +245,6 @@ func (s *Sheet) write(figure string, v float64, unit string, since Reading, note
 	}
 	_, err = fmt.Fprintf(s.To, "%s\n", b)
 	return err
-}
-
-// The figures every system has, by the same names.
-const (
-	One     = "enqueue x1"
-	Sixteen = "enqueue x16"
-	Batches = "enqueue in batches"
-	Drain   = "drain"
-	Start   = "enqueue to start"
-	Call    = "enqueue call"
-)
-
-// Steady calls enqueue at a steady rate and waits until all of them were seen to start.
-func Steady(rate int, d time.Duration, started *Latencies, enqueue func() error) (calls *Latencies, err error) {
-	calls = &Latencies{}
-	total := int(float64(rate) * d.Seconds())
-	tick := time.NewTicker(time.Second / time.Duration(rate))
-	defer tick.Stop()
-	for range total {
-		<-tick.C
-		began := time.Now()
-		if err := enqueue(); err != nil {
-			return nil, err
-		}
-		calls.Add(time.Since(began))
-	}
-	for end := time.Now().Add(10 * time.Second); started.Count() < total; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			return nil, fmt.Errorf("%d of %d jobs were not seen to start", total-started.Count(), total)
-		}
-	}
-	return calls, nil
 }
 
 // Numbered puts the number of a round into every line that a program printed.

@@ -1,6 +1,7 @@
 package figure
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"os"
@@ -55,13 +56,13 @@ func (o *Options) Named(figure string) bool {
 
 // Sheet is where the program's figures go.
 func (o *Options) Sheet() *Sheet {
-	return &Sheet{System: o.Label, Meter: Meter{Server: o.PID}, To: os.Stdout}
+	return &Sheet{System: o.Label, Meter: Meter{Server: o.PID}, To: os.Stdout, options: o}
 }
 
 // Main is what a program's main does.
-func Main(run func() error) {
+func Main(run func(context.Context) error) {
 	flag.Parse()
-	if err := run(); err != nil {
+	if err := run(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -19,14 +19,6 @@ var options = figure.Define("asynq-always", "127.0.0.1:6379")
 
 func main() { figure.Main(run) }
 
-// noop is a job that does nothing. It brings as many bytes as everybody's.
-type noop struct {
-	At  int64  `json:"at"`
-	Pad string `json:"pad"`
-}
-
-var pad = figure.Pad(len(`{"at":1800000000000000000,"pad":""}`))
-
 // quiet is a log that nobody reads.
 type quiet struct{}
 
@@ -42,29 +34,12 @@ type bench struct {
 	client *asynq.Client
 }
 
-func run() error {
-	ctx := context.Background()
+func run(ctx context.Context) error {
 	b := &bench{redis: asynq.RedisClientOpt{Addr: options.Address, PoolSize: 64}, sheet: options.Sheet()}
-	for _, f := range []struct {
-		name string
-		run  func(string) error
-	}{
-		{figure.One, func(name string) error { return b.single(name, options.N/10, 1) }},
-		{figure.Sixteen, func(name string) error { return b.single(name, options.N, 16) }},
-		{figure.Drain, b.drain},
-		{figure.Start, b.steady},
-	} {
-		if !options.On(f.name) {
-			continue
-		}
-		if err := b.reset(ctx); err != nil {
-			return err
-		}
-		if err := f.run(f.name); err != nil {
-			return err
-		}
-	}
-	return nil
+	return b.sheet.Measure(ctx, b.reset, append(b.sheet.Singles("", b.enqueue),
+		figure.Figure{Name: figure.Drain, Run: b.drain},
+		figure.Figure{Name: figure.Start, Run: b.steady},
+	)...)
 }
 
 // reset empties the server. The client is new, too: it remembers which queues it made
@@ -75,21 +50,13 @@ func (b *bench) reset(ctx context.Context) error {
 	return errors.Join(c.FlushAll(ctx).Err(), c.Close())
 }
 
-func (b *bench) enqueue() error {
-	body, err := json.Marshal(noop{time.Now().UnixNano(), pad})
+func (b *bench) enqueue(ctx context.Context) error {
+	body, err := json.Marshal(figure.NewNoop())
 	if err != nil {
 		return err
 	}
-	_, err = b.client.Enqueue(asynq.NewTask("noop", body))
+	_, err = b.client.EnqueueContext(ctx, asynq.NewTask("noop", body))
 	return err
-}
-
-func (b *bench) single(name string, n, clients int) error {
-	since := b.sheet.Meter.Read()
-	if err := figure.Each(n, clients, func(int) error { return b.enqueue() }); err != nil {
-		return err
-	}
-	return b.sheet.Rate(name, n, "jobs/s", since, "")
 }
 
 func (b *bench) serve(h asynq.HandlerFunc) (*asynq.Server, error) {
@@ -98,8 +65,8 @@ func (b *bench) serve(h asynq.HandlerFunc) (*asynq.Server, error) {
 	return s, err
 }
 
-func (b *bench) drain(name string) error {
-	if err := figure.Each(options.N, 16, func(int) error { return b.enqueue() }); err != nil {
+func (b *bench) drain(ctx context.Context, name string) error {
+	if err := figure.Each(options.N, 16, func(int) error { return b.enqueue(ctx) }); err != nil {
 		return err
 	}
 	var done atomic.Int64
@@ -124,15 +91,14 @@ func (b *bench) drain(name string) error {
 	return b.sheet.Rate(name, options.N, "jobs/s", since, "")
 }
 
-func (b *bench) steady(name string) error {
+func (b *bench) steady(ctx context.Context, _ string) error {
 	started := &figure.Latencies{}
 	s, err := b.serve(func(_ context.Context, t *asynq.Task) error {
-		now := time.Now()
-		var j noop
+		var j figure.Noop
 		if err := json.Unmarshal(t.Payload(), &j); err != nil {
 			return err
 		}
-		started.Add(now.Sub(time.Unix(0, j.At)))
+		started.Add(j.Age())
 		return nil
 	})
 	if err != nil {
@@ -140,10 +106,5 @@ func (b *bench) steady(name string) error {
 	}
 	defer s.Shutdown()
 	time.Sleep(2 * time.Second) // it polls once a second
-	since := b.sheet.Meter.Read()
-	calls, err := figure.Steady(options.Rate, options.Duration, started, b.enqueue)
-	if err != nil {
-		return err
-	}
-	return errors.Join(b.sheet.Latency(name, started, since), b.sheet.Latency(figure.Call, calls, since))
+	return b.sheet.Steady(started, func() error { return b.enqueue(ctx) })
 }

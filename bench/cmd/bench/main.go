@@ -31,7 +31,7 @@ var (
 	dir     = flag.String("dir", "", "directory for the servers' data; default a temporary one")
 	out     = flag.String("out", "", "file that keeps every figure, a line of JSON each; default none")
 	doc     = flag.String("doc", "", "Markdown file whose table is written anew, beside printing it")
-	from    = flag.String("from", "", "print the table of the figures in this file, and measure nothing")
+	from    = flag.String("from", "", "print the table of the figures in these files, separated by commas, and measure nothing")
 	hold    = flag.Bool("hold", false, "only start Postgres, print its address and pid, and wait")
 	settled = flag.String("postgres", "", "more settings of Postgres, as NAME=VALUE separated by commas; for looking closer")
 )
@@ -67,11 +67,15 @@ var all = []system{
 
 func run(ctx context.Context) (err error) {
 	if *from != "" {
-		b, err := os.ReadFile(*from)
-		if err != nil {
-			return err
+		var lines []byte
+		for file := range strings.SplitSeq(*from, ",") {
+			b, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			lines = append(lines, b...)
 		}
-		return report(os.Stdout, b, *doc, machine(ctx, nil))
+		return report(os.Stdout, lines, *doc, machine(ctx, nil))
 	}
 	work, err := workDir()
 	if err != nil {

@@ -103,7 +103,12 @@ func gather(results []byte) ([]*row, error) {
 		}
 		rows[i].lines = append(rows[i].lines, l)
 	}
-	place := func(name string) int { return slices.IndexFunc(all, func(s system) bool { return s.name == name }) }
+	place := func(name string) int {
+		if i := slices.IndexFunc(all, func(s system) bool { return s.name == name }); i >= 0 {
+			return i
+		}
+		return len(all) // what only one figure is compared with
+	}
 	slices.SortStableFunc(rows, func(a, b *row) int {
 		return cmp.Or(slices.Index(order, a.figure)-slices.Index(order, b.figure), place(a.system)-place(b.system))
 	})

@@ -28,12 +28,13 @@ var (
 func main() { figure.Main(run) }
 
 type bench struct {
-	js    jetstream.JetStream
-	sheet *figure.Sheet
+	js       jetstream.JetStream
+	stream   jetstream.Stream
+	consumer jetstream.Consumer
+	sheet    *figure.Sheet
 }
 
-func run() error {
-	ctx := context.Background()
+func run(ctx context.Context) error {
 	dir, err := os.MkdirTemp(options.Dir, "jetstream-")
 	if err != nil {
 		return err
@@ -58,39 +59,26 @@ func run() error {
 	if b.js, err = jetstream.New(conn, jetstream.WithPublishAsyncMaxPending(1000)); err != nil {
 		return err
 	}
-	for _, f := range []struct {
-		name string
-		run  func(context.Context, string) error
-	}{
-		{figure.One, func(ctx context.Context, name string) error { return b.single(ctx, name, options.N/10, 1) }},
-		{figure.Sixteen, func(ctx context.Context, name string) error { return b.single(ctx, name, options.N, 16) }},
-		{figure.Batches, b.batches},
-		{figure.Drain, b.drain},
-		{figure.Start, b.steady},
-	} {
-		if !options.On(f.name) {
-			continue
-		}
-		if err := f.run(ctx, f.name); err != nil {
-			return err
-		}
-	}
-	return nil
+	return b.sheet.Measure(ctx, b.reset, append(b.sheet.Singles("", b.enqueue),
+		figure.Figure{Name: figure.Batches, Run: b.batches},
+		figure.Figure{Name: figure.Drain, Run: b.drain},
+		figure.Figure{Name: figure.Start, Run: b.steady},
+	)...)
 }
 
 const subject = "bench.noop"
 
-// fresh makes the stream and its consumer anew.
-func (b *bench) fresh(ctx context.Context) (jetstream.Stream, jetstream.Consumer, error) {
+// reset makes the stream and its consumer anew.
+func (b *bench) reset(ctx context.Context) (err error) {
 	if err := b.js.DeleteStream(ctx, "BENCH"); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil, nil, err
+		return err
 	}
-	s, err := b.js.CreateStream(ctx, jetstream.StreamConfig{Name: "BENCH", Subjects: []string{"bench.>"}, Retention: jetstream.WorkQueuePolicy, Storage: jetstream.FileStorage})
+	b.stream, err = b.js.CreateStream(ctx, jetstream.StreamConfig{Name: "BENCH", Subjects: []string{"bench.>"}, Retention: jetstream.WorkQueuePolicy, Storage: jetstream.FileStorage})
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	c, err := s.CreateConsumer(ctx, jetstream.ConsumerConfig{Durable: "bench", AckPolicy: jetstream.AckExplicitPolicy, AckWait: time.Minute, MaxAckPending: 5000})
-	return s, c, err
+	b.consumer, err = b.stream.CreateConsumer(ctx, jetstream.ConsumerConfig{Durable: "bench", AckPolicy: jetstream.AckExplicitPolicy, AckWait: time.Minute, MaxAckPending: 5000})
+	return err
 }
 
 // message begins with the time at which it was made.
@@ -100,19 +88,9 @@ func message() []byte {
 	return b
 }
 
-func (b *bench) single(ctx context.Context, name string, n, clients int) error {
-	if _, _, err := b.fresh(ctx); err != nil {
-		return err
-	}
-	since := b.sheet.Meter.Read()
-	err := figure.Each(n, clients, func(int) error {
-		_, err := b.js.Publish(ctx, subject, message())
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	return b.sheet.Rate(name, n, "jobs/s", since, "")
+func (b *bench) enqueue(ctx context.Context) error {
+	_, err := b.js.Publish(ctx, subject, message())
+	return err
 }
 
 // fill publishes without waiting for each answer.
@@ -126,10 +104,7 @@ func (b *bench) fill() error {
 	return nil
 }
 
-func (b *bench) batches(ctx context.Context, name string) error {
-	if _, _, err := b.fresh(ctx); err != nil {
-		return err
-	}
+func (b *bench) batches(_ context.Context, name string) error {
 	since := b.sheet.Meter.Read()
 	if err := b.fill(); err != nil {
 		return err
@@ -138,10 +113,6 @@ func (b *bench) batches(ctx context.Context, name string) error {
 }
 
 func (b *bench) drain(ctx context.Context, name string) error {
-	stream, consumer, err := b.fresh(ctx)
-	if err != nil {
-		return err
-	}
 	if err := b.fill(); err != nil {
 		return err
 	}
@@ -162,7 +133,7 @@ func (b *bench) drain(ctx context.Context, name string) error {
 		})
 	}
 	since := b.sheet.Meter.Read()
-	pulling, err := consumer.Consume(func(m jetstream.Msg) { in <- m }, jetstream.PullMaxMessages(1000))
+	pulling, err := b.consumer.Consume(func(m jetstream.Msg) { in <- m }, jetstream.PullMaxMessages(1000))
 	if err != nil {
 		return err
 	}
@@ -170,7 +141,7 @@ func (b *bench) drain(ctx context.Context, name string) error {
 		if done.Load() < int64(options.N) {
 			continue
 		}
-		info, err := stream.Info(ctx)
+		info, err := b.stream.Info(ctx)
 		if err != nil {
 			return err
 		}
@@ -189,13 +160,9 @@ func (b *bench) drain(ctx context.Context, name string) error {
 	return nil
 }
 
-func (b *bench) steady(ctx context.Context, name string) error {
-	_, consumer, err := b.fresh(ctx)
-	if err != nil {
-		return err
-	}
+func (b *bench) steady(ctx context.Context, _ string) error {
 	started := &figure.Latencies{}
-	pulling, err := consumer.Consume(func(m jetstream.Msg) {
+	pulling, err := b.consumer.Consume(func(m jetstream.Msg) {
 		started.Add(time.Since(time.Unix(0, int64(binary.LittleEndian.Uint64(m.Data())))))
 		_ = m.Ack() // what matters here is when it came
 	})
@@ -204,13 +171,5 @@ func (b *bench) steady(ctx context.Context, name string) error {
 	}
 	defer pulling.Stop()
 	time.Sleep(time.Second)
-	since := b.sheet.Meter.Read()
-	calls, err := figure.Steady(options.Rate, options.Duration, started, func() error {
-		_, err := b.js.Publish(ctx, subject, message())
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	return errors.Join(b.sheet.Latency(name, started, since), b.sheet.Latency(figure.Call, calls, since))
+	return b.sheet.Steady(started, func() error { return b.enqueue(ctx) })
 }

@@ -22,11 +22,11 @@ var (
 	profile = flag.String("cpuprofile", "", "write the CPU profile of the drain here")
 	verbose = flag.Bool("v", false, "log what the loops say")
 	backlog = flag.Int("backlog", 1_000_000, "jobs of the long backlog")
-	bin     = flag.String("bin", "", "directory of the programs, for what they use when idle; default programs/ beside this one")
+	bin     = flag.String("bin", "", "directory of the programs, for figures of what is installed; default programs/ beside this one")
 	idleFor = flag.Duration("idle", time.Minute, "how long they are idle")
 )
 
-func main() { figure.Main(func() error { return run(context.Background()) }) }
+func main() { figure.Main(run) }
 
 type bench struct {
 	*system
@@ -56,39 +56,15 @@ func run(ctx context.Context) (err error) {
 	}
 	defer s.close()
 	b := &bench{system: s, sheet: options.Sheet()}
-	for _, f := range []struct {
-		name string
-		run  func(context.Context, string) error
-		dear bool // takes long, and is measured when it is named
-	}{
-		{figure.One, func(ctx context.Context, name string) error { return b.single(ctx, name, options.N/10, 1) }, false},
-		{figure.Sixteen, func(ctx context.Context, name string) error { return b.single(ctx, name, options.N, 16) }, false},
-		{figure.Batches, b.batches, false},
-		{figure.Drain, b.drain, false},
-		{figure.Start, b.steady, false},
-		{"enqueue over HTTP", b.overHTTP, false},
-		{"backlog", b.backlog, true},
-		{"idle", b.idle, true},
-	} {
-		if f.dear && !options.Named(f.name) || !options.On(f.name) {
-			continue
-		}
-		if err := b.reset(ctx); err != nil {
-			return err
-		}
-		if err := f.run(ctx, f.name); err != nil {
-			return fmt.Errorf("%s: %w", f.name, err)
-		}
-	}
-	return nil
-}
-
-func (b *bench) single(ctx context.Context, name string, n, clients int) error {
-	since := b.sheet.Meter.Read()
-	if err := figure.Each(n, clients, func(int) error { return b.enqueue(ctx) }); err != nil {
-		return err
-	}
-	return b.sheet.Rate(name, n, "jobs/s", since, "")
+	return b.sheet.Measure(ctx, b.reset, append(b.sheet.Singles("", b.enqueue),
+		figure.Figure{Name: figure.Batches, Run: b.batches},
+		figure.Figure{Name: figure.Drain, Run: b.drain},
+		figure.Figure{Name: figure.Start, Run: b.steady},
+		figure.Figure{Name: "enqueue over HTTP", Run: b.overHTTP},
+		figure.Figure{Name: "backlog", Run: b.backlog, Dear: true},
+		figure.Figure{Name: "idle", Run: b.idle, Dear: true},
+		figure.Figure{Name: "confined", Run: b.confined, Dear: true},
+	)...)
 }
 
 // batches enqueues as many at a time as a call may bring.
@@ -157,20 +133,12 @@ func (b *bench) exactlyOnce(ctx context.Context, n int) error {
 }
 
 // steady measures from before the enqueue call to the first line of the turn.
-func (b *bench) steady(ctx context.Context, name string) error {
+func (b *bench) steady(ctx context.Context, _ string) error {
 	started := &figure.Latencies{}
 	stop, err := b.serve(ctx, options.Slots, noop(started))
 	if err != nil {
 		return err
 	}
 	time.Sleep(2 * time.Second) // it takes the lead and sets up the streams
-	since := b.sheet.Meter.Read()
-	calls, err := figure.Steady(options.Rate, options.Duration, started, func() error { return b.enqueue(ctx) })
-	if err == nil {
-		err = b.sheet.Latency(name, started, since)
-	}
-	if err == nil {
-		err = b.sheet.Latency(figure.Call, calls, since)
-	}
-	return errors.Join(err, stop())
+	return errors.Join(b.sheet.Steady(started, func() error { return b.enqueue(ctx) }), stop())
 }

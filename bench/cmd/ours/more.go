@@ -8,13 +8,8 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"syscall"
 	"time"
 
-	"turnpike/bench/figure"
 	"turnpike/internal/api"
 	"turnpike/internal/dispatcher"
 )
@@ -38,7 +33,7 @@ func (b *bench) overHTTP(ctx context.Context, name string) (err error) {
 	defer func() { stop(); err = errors.Join(err, <-served) }()
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 16}}
 	url := "http://" + l.Addr().String() + "/v1/jobs"
-	post := func(int) error {
+	post := func() error {
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(b.request("")))
 		if err != nil {
 			return err
@@ -56,15 +51,7 @@ func (b *bench) overHTTP(ctx context.Context, name string) (err error) {
 		return err
 	}
 	for _, clients := range []int{1, 16} {
-		n := options.N
-		if clients == 1 {
-			n /= 10
-		}
-		since := b.sheet.Meter.Read()
-		if err := figure.Each(n, clients, post); err != nil {
-			return err
-		}
-		if err := b.sheet.Rate(fmt.Sprintf("%s x%d", name, clients), n, "jobs/s", since, ""); err != nil {
+		if err := b.sheet.Single(fmt.Sprintf("%s x%d", name, clients), clients, "", post); err != nil {
 			return err
 		}
 	}
@@ -139,64 +126,4 @@ func (b *bench) before(ctx context.Context, name string, backlog int, key string
 		err = b.sheet.Rate(name, n-already, "jobs/s", since, "")
 	}
 	return errors.Join(err, stop())
-}
-
-// idle runs the programs as they are installed, with nothing to do.
-func (b *bench) idle(ctx context.Context, name string) error {
-	for _, role := range []string{"dispatcher", "worker"} {
-		if _, err := os.Stat(filepath.Join(*bin, role)); err != nil {
-			return fmt.Errorf("%w: build the programs and name their directory with -bin", err)
-		}
-	}
-	ceiling := filepath.Join(b.dir, "ceiling.yaml")
-	if err := os.WriteFile(ceiling, []byte("placements: [none]\nagents: [claude]\nworkspaces: {scratch: true}\n"), 0o600); err != nil {
-		return err
-	}
-	env := append(os.Environ(), "TURNPIKE_DATABASE_URL="+options.Address, "TURNPIKE_NATS_URL="+b.broker.ClientURL())
-	var started []*exec.Cmd
-	defer func() {
-		for _, c := range started {
-			_ = c.Process.Signal(syscall.SIGTERM)
-			_ = c.Wait() // as it was asked to
-		}
-	}()
-	for _, args := range [][]string{
-		{"dispatcher", "serve", "--listen", "127.0.0.1:0"},
-		{"worker", "serve", "--slots", "none=4", "--ceiling", ceiling, "--state-dir", filepath.Join(b.dir, "idle"), "--listen", "", "--drain", "1s"},
-	} {
-		c := exec.Command(filepath.Join(*bin, args[0]), args[1:]...)
-		c.Env = env
-		if *verbose {
-			c.Stderr = os.Stderr
-		}
-		if err := c.Start(); err != nil {
-			return err
-		}
-		started = append(started, c)
-	}
-	if err := b.until(ctx, "SELECT EXISTS (SELECT FROM turnpike.workers)", time.Minute); err != nil {
-		return err
-	}
-	time.Sleep(10 * time.Second) // what a start costs is another matter
-	since := b.sheet.Meter.Read()
-	var before [2]figure.Usage
-	for i, c := range started {
-		before[i] = figure.UsageOf(c.Process.Pid)
-	}
-	time.Sleep(*idleFor)
-	for i, c := range started {
-		role := filepath.Base(c.Path)
-		now := figure.UsageOf(c.Process.Pid)
-		if now.MiB == 0 {
-			return fmt.Errorf("the %s ended", role)
-		}
-		percent := (now.CPU - before[i].CPU).Seconds() / idleFor.Seconds() * 100
-		if err := b.sheet.Value(name+" "+role+", CPU", percent, "% of a core", since, ""); err != nil {
-			return err
-		}
-		if err := b.sheet.Value(name+" "+role+", memory", now.MiB, "MiB", since, ""); err != nil {
-			return err
-		}
-	}
-	return nil
 }

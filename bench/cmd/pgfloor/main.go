@@ -6,7 +6,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -38,8 +37,7 @@ type bench struct {
 	sheet *figure.Sheet
 }
 
-func run() error {
-	ctx := context.Background()
+func run(ctx context.Context) error {
 	cfg, err := pgxpool.ParseConfig(options.Address)
 	if err != nil {
 		return err
@@ -50,48 +48,26 @@ func run() error {
 		return err
 	}
 	defer b.pool.Close()
-	for _, f := range []struct {
-		name string
-		run  func(context.Context, string) error
-	}{
-		{figure.One, func(ctx context.Context, name string) error { return b.single(ctx, name, options.N/10, 1) }},
-		{figure.Sixteen, func(ctx context.Context, name string) error { return b.single(ctx, name, options.N, 16) }},
-		{figure.Batches, b.batches},
-		{figure.Drain, b.drain},
-		{figure.Start, b.steady},
-	} {
-		if !options.On(f.name) {
-			continue
-		}
-		if _, err := b.pool.Exec(ctx, schema); err != nil {
-			return err
-		}
-		if _, err := b.pool.Exec(ctx, "CHECKPOINT"); err != nil {
-			return err
-		}
-		if err := f.run(ctx, f.name); err != nil {
-			return err
-		}
-	}
-	return nil
+	return b.sheet.Measure(ctx, b.reset, append(b.sheet.Singles("INSERT", b.enqueue),
+		figure.Figure{Name: figure.Batches, Run: b.batches},
+		figure.Figure{Name: figure.Drain, Run: b.drain},
+		figure.Figure{Name: figure.Start, Run: b.steady},
+	)...)
 }
 
-var pad = figure.Pad(len(`{"at":1800000000000000000,"pad":""}`))
-
-func payload() string { return fmt.Sprintf(`{"at":%d,"pad":%q}`, time.Now().UnixNano(), pad) }
+func (b *bench) reset(ctx context.Context) error {
+	if _, err := b.pool.Exec(ctx, schema); err != nil {
+		return err
+	}
+	_, err := b.pool.Exec(ctx, "CHECKPOINT")
+	return err
+}
 
 const insert = `INSERT INTO floor (payload) VALUES ($1)`
 
-func (b *bench) single(ctx context.Context, name string, n, clients int) error {
-	since := b.sheet.Meter.Read()
-	err := figure.Each(n, clients, func(int) error {
-		_, err := b.pool.Exec(ctx, insert, payload())
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	return b.sheet.Rate(name, n, "jobs/s", since, "INSERT")
+func (b *bench) enqueue(ctx context.Context) error {
+	_, err := b.pool.Exec(ctx, insert, figure.NewNoop())
+	return err
 }
 
 func (b *bench) batches(ctx context.Context, name string) error {
@@ -105,7 +81,7 @@ func (b *bench) batches(ctx context.Context, name string) error {
 func (b *bench) fill(ctx context.Context) error {
 	for n := options.N; n > 0; n -= 1000 {
 		_, err := b.pool.CopyFrom(ctx, pgx.Identifier{"floor"}, []string{"payload"},
-			pgx.CopyFromSlice(min(n, 1000), func(int) ([]any, error) { return []any{payload()}, nil }))
+			pgx.CopyFromSlice(min(n, 1000), func(int) ([]any, error) { return []any{figure.NewNoop()}, nil }))
 		if err != nil {
 			return err
 		}
@@ -158,21 +134,17 @@ func (b *bench) cycle(ctx context.Context, n int) error {
 }
 
 // steady is an INSERT with a NOTIFY, and a listener that claims.
-func (b *bench) steady(ctx context.Context, name string) error {
+func (b *bench) steady(ctx context.Context, _ string) error {
 	started := &figure.Latencies{}
 	listening, stop := context.WithCancel(ctx)
 	heard := make(chan error, 1)
 	ready := make(chan struct{})
 	go func() { heard <- b.listen(listening, started, ready) }()
 	<-ready
-	since := b.sheet.Meter.Read()
-	calls, err := figure.Steady(options.Rate, options.Duration, started, func() error {
-		_, err := b.pool.Exec(ctx, `WITH i AS (`+insert+` RETURNING 1) SELECT pg_notify('floor', '') FROM i`, payload())
+	err := b.sheet.Steady(started, func() error {
+		_, err := b.pool.Exec(ctx, `WITH i AS (`+insert+` RETURNING 1) SELECT pg_notify('floor', '') FROM i`, figure.NewNoop())
 		return err
 	})
-	if err == nil {
-		err = errors.Join(b.sheet.Latency(name, started, since), b.sheet.Latency(figure.Call, calls, since))
-	}
 	stop()
 	return errors.Join(err, <-heard)
 }

@@ -25,17 +25,9 @@ var (
 
 func main() { figure.Main(run) }
 
-// noop is a job that does nothing. It brings as many bytes as everybody's.
-type noop struct {
-	At  int64  `json:"at"`
-	Pad string `json:"pad"`
-}
+type noop struct{ figure.Noop }
 
 func (noop) Kind() string { return "noop" }
-
-func job() noop { return noop{At: time.Now().UnixNano(), Pad: pad} }
-
-var pad = figure.Pad(len(`{"at":1800000000000000000,"pad":""}`))
 
 type worker struct {
 	river.WorkerDefaults[noop]
@@ -44,7 +36,7 @@ type worker struct {
 
 func (w *worker) Work(_ context.Context, j *river.Job[noop]) error {
 	if w.started != nil {
-		w.started.Add(time.Since(time.Unix(0, j.Args.At)))
+		w.started.Add(j.Args.Age())
 	}
 	return nil
 }
@@ -56,8 +48,7 @@ type bench struct {
 	sheet  *figure.Sheet
 }
 
-func run() error {
-	ctx := context.Background()
+func run(ctx context.Context) error {
 	cfg, err := pgxpool.ParseConfig(options.Address)
 	if err != nil {
 		return err
@@ -80,27 +71,11 @@ func run() error {
 	if b.client, err = river.NewClient(b.driver, b.config(nil)); err != nil {
 		return err
 	}
-	for _, f := range []struct {
-		name string
-		run  func(context.Context) error
-	}{
-		{figure.One, func(ctx context.Context) error { return b.single(ctx, figure.One, options.N/10, 1) }},
-		{figure.Sixteen, func(ctx context.Context) error { return b.single(ctx, figure.Sixteen, options.N, 16) }},
-		{figure.Batches, b.batches},
-		{figure.Drain, b.drain},
-		{figure.Start, b.steady},
-	} {
-		if !options.On(f.name) {
-			continue
-		}
-		if err := b.reset(ctx); err != nil {
-			return err
-		}
-		if err := f.run(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
+	return b.sheet.Measure(ctx, b.reset, append(b.sheet.Singles("", b.enqueue),
+		figure.Figure{Name: figure.Batches, Run: b.batches},
+		figure.Figure{Name: figure.Drain, Run: b.drain},
+		figure.Figure{Name: figure.Start, Run: b.steady},
+	)...)
 }
 
 func (b *bench) config(w *worker) *river.Config {
@@ -121,26 +96,19 @@ func (b *bench) reset(ctx context.Context) error {
 	return err
 }
 
-func (b *bench) single(ctx context.Context, name string, n, clients int) error {
-	since := b.sheet.Meter.Read()
-	err := figure.Each(n, clients, func(int) error {
-		_, err := b.client.Insert(ctx, job(), nil)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	return b.sheet.Rate(name, n, "jobs/s", since, "")
+func (b *bench) enqueue(ctx context.Context) error {
+	_, err := b.client.Insert(ctx, noop{figure.NewNoop()}, nil)
+	return err
 }
 
 // batches inserts a thousand at a time: with rows that come back, as ours do, and by
 // COPY.
-func (b *bench) batches(ctx context.Context) error {
+func (b *bench) batches(ctx context.Context, name string) error {
 	since := b.sheet.Meter.Read()
 	if err := b.fill(ctx, b.client.InsertMany); err != nil {
 		return err
 	}
-	if err := b.sheet.Rate(figure.Batches, options.N, "jobs/s", since, "InsertMany"); err != nil {
+	if err := b.sheet.Rate(name, options.N, "jobs/s", since, "InsertMany"); err != nil {
 		return err
 	}
 	if err := b.reset(ctx); err != nil {
@@ -150,7 +118,7 @@ func (b *bench) batches(ctx context.Context) error {
 	if err := b.copyIn(ctx); err != nil {
 		return err
 	}
-	return b.sheet.Rate(figure.Batches+" (COPY)", options.N, "jobs/s", since, "InsertManyFast")
+	return b.sheet.Rate(name+" (COPY)", options.N, "jobs/s", since, "InsertManyFast")
 }
 
 func (b *bench) copyIn(ctx context.Context) error {
@@ -169,7 +137,7 @@ func each(insert func([]river.InsertManyParams) (int, error)) error {
 	for total := 0; total < options.N; {
 		jobs := make([]river.InsertManyParams, min(1000, options.N-total))
 		for i := range jobs {
-			jobs[i].Args = job()
+			jobs[i].Args = noop{figure.NewNoop()}
 		}
 		n, err := insert(jobs)
 		if err != nil {
@@ -180,7 +148,7 @@ func each(insert func([]river.InsertManyParams) (int, error)) error {
 	return nil
 }
 
-func (b *bench) drain(ctx context.Context) error {
+func (b *bench) drain(ctx context.Context, name string) error {
 	if err := b.copyIn(ctx); err != nil {
 		return err
 	}
@@ -198,13 +166,13 @@ func (b *bench) drain(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := b.sheet.Rate(figure.Drain, options.N, "jobs/s", since, ""); err != nil {
+	if err := b.sheet.Rate(name, options.N, "jobs/s", since, ""); err != nil {
 		return err
 	}
 	return client.Stop(ctx)
 }
 
-func (b *bench) steady(ctx context.Context) error {
+func (b *bench) steady(ctx context.Context, _ string) error {
 	started := &figure.Latencies{}
 	client, err := river.NewClient(b.driver, b.config(&worker{started: started}))
 	if err != nil {
@@ -214,18 +182,7 @@ func (b *bench) steady(ctx context.Context) error {
 		return err
 	}
 	time.Sleep(2 * time.Second) // it elects a leader and listens
-	since := b.sheet.Meter.Read()
-	calls, err := figure.Steady(options.Rate, options.Duration, started, func() error {
-		_, err := b.client.Insert(ctx, job(), nil)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if err := b.sheet.Latency(figure.Start, started, since); err != nil {
-		return err
-	}
-	if err := b.sheet.Latency(figure.Call, calls, since); err != nil {
+	if err := b.sheet.Steady(started, func() error { return b.enqueue(ctx) }); err != nil {
 		return err
 	}
 	return client.Stop(ctx)
