@@ -354,6 +354,50 @@ func TestSlowStart(t *testing.T) {
 			}
 		}
 	})
+	t.Run("has the next go when a live one ends, and nobody who waits for something else", func(t *testing.T) {
+		t.Parallel()
+		d := hit(t, 6)
+		d.later(31*time.Minute + time.Hour) // two may be live
+		running := d.claim(d.dispatch(9)...)
+		due := func() bool {
+			t.Helper()
+			o, err := d.Look(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return o.Due
+		}
+		promote := func(want int) {
+			t.Helper()
+			if n, _, err := d.Promote(t.Context(), d.epoch, 9); err != nil || n != want {
+				t.Errorf("moved %d, want %d, %v", n, want, err)
+			}
+		}
+		if due() {
+			t.Error("something is due while as many are live as may be")
+		}
+		promote(0)
+		first := ask[string](d, `SELECT job_id::text FROM turnpike.queue WHERE parked = 'pause' ORDER BY wake_at, rank LIMIT 1`)
+		d.settle(ended(running[0], job.EndDone, started))
+		if !due() {
+			t.Error("nothing is due although one more may be live")
+		}
+		promote(1)
+		if got := ids(d.dispatch(9)); len(got) != 1 || string(got[0]) != first {
+			t.Errorf("selected %v, want %s", got, first)
+		}
+		if due() {
+			t.Error("something is due while as many are live as may be again")
+		}
+		d.settle(ended(running[1], job.EndDone, started))
+		if _, err := d.Pause(t.Context(), job.ScopeTenant, job.DefaultTenant, time.Now().Add(time.Minute), "me", "test"); err != nil {
+			t.Fatal(err)
+		}
+		if due() {
+			t.Error("something is due although its tenant is paused")
+		}
+		promote(0)
+	})
 	t.Run("counts what is live on every lane, and leaves other accounts alone", func(t *testing.T) {
 		t.Parallel()
 		d := hit(t, 3, account("max"))

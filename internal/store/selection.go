@@ -63,7 +63,8 @@ const look = `
 		SELECT EXISTS (SELECT FROM turnpike.queue WHERE NOT checked) AS unchecked,
 			EXISTS (SELECT FROM turnpike.queue WHERE wake_at <= now())
 			OR EXISTS (SELECT FROM turnpike.queue WHERE deadline <= now() AND state <> 'running')
-			OR EXISTS (SELECT FROM turnpike.queue WHERE unready_since <= now() - @unready::interval AND state <> 'running') AS due) w
+			OR EXISTS (SELECT FROM turnpike.queue WHERE unready_since <= now() - @unready::interval AND state <> 'running')
+			OR EXISTS (SELECT FROM turnpike.slow_starts() s WHERE s.live < s.live_max AND EXISTS (SELECT ` + paced + `)) AS due) w
 	LEFT JOIN (` + load + `) l (lane, slots, free, dispatched, paused, ready) ON true`
 
 // Look tells what there is to do, and writes nothing.
@@ -96,6 +97,31 @@ const due = `
 	),
 	woken AS (
 		UPDATE turnpike.queue q SET state = 'queued', parked = NULL, wake_at = NULL
+		FROM d WHERE q.job_id = d.job_id
+		RETURNING q.job_id
+	)
+	SELECT count(*) FROM woken`
+
+// paced is a queue row q that waits for nothing but the slow start s of its account.
+const paced = `FROM turnpike.queue q
+			WHERE q.credential = s.credential AND q.parked = 'pause' AND q.wake_at <= s.slow_until
+				AND NOT EXISTS (SELECT FROM turnpike.pauses p WHERE p.until > now() AND ` + holds + `)`
+
+// A job that was parked until more may be live goes when a live one has ended. Where a
+// lane has no room for it, more and more of them wait there: what holds them up is not
+// the slow start any more.
+const follow = `
+	WITH d AS MATERIALIZED (
+		SELECT w.job_id FROM turnpike.slow_starts() s
+		CROSS JOIN LATERAL (
+			SELECT q.job_id ` + paced + `
+			ORDER BY q.wake_at, q.rank
+			LIMIT greatest(s.live_max - s.live, 0)
+			FOR NO KEY UPDATE SKIP LOCKED) w
+		LIMIT @most
+	),
+	woken AS (
+		UPDATE turnpike.queue q SET parked = NULL, wake_at = NULL
 		FROM d WHERE q.job_id = d.job_id
 		RETURNING q.job_id
 	)
@@ -232,13 +258,14 @@ const moved = `moved AS (
 // maxLevels is how many levels of jobs that waited in vain one Promote ends.
 const maxLevels = 64
 
-// Promote queues what became due, up to limit, fails what is past its deadline, was
-// unready for too long or waited in vain, and has jobs with fallbacks leave paused lanes.
+// Promote queues what became due, or may go on in a slow start, up to limit, fails what
+// is past its deadline, was unready for too long or waited in vain, and has jobs with
+// fallbacks leave paused lanes.
 // It returns how many jobs it moved, and when the next one is due: zero when none
 // is, and not after now when limit cut it short. It returns job.ErrNotLeader.
 func (db *DB) Promote(ctx context.Context, epoch int64, limit int) (n int, next time.Time, err error) {
 	for _, move := range []stmt{
-		{due, args{"most": limit}}, {expire, args{"most": limit}}, {giveUp, args{"most": limit, "unready": db.unready}}, {vacate, args{"most": limit}},
+		{due, args{"most": limit}}, {follow, args{"most": limit}}, {expire, args{"most": limit}}, {giveUp, args{"most": limit, "unready": db.unready}}, {vacate, args{"most": limit}},
 	} {
 		moved, err := together(ctx, db, "promote", pgx.RowTo[int], holding(epoch), move)
 		if err != nil {
