@@ -82,15 +82,20 @@ func (s *site) judge(t *testing.T, p *producers, messages []string) *chaos.Histo
 // endings says how attempts ended: a run that met little proves little.
 func endings(h *chaos.History) map[string]int {
 	count := map[string]int{}
+	outlived := map[string]bool{}
 	for _, a := range h.Attempts {
 		count[string(a.Ending)]++
 		if a.Late != "" {
 			count["(late)"]++
 		}
+		outlived[fmt.Sprintf("%s.%d", a.Job, a.Number)] = a.Outlived()
 	}
 	for _, r := range h.Runs {
 		if r.Resumed {
 			count["(continued)"]++
+		}
+		if outlived[fmt.Sprintf("%s.%d", r.Job, r.Attempt)] && r.Did > r.Written {
+			count["(a result unread)"]++
 		}
 	}
 	return count

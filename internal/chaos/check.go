@@ -343,9 +343,9 @@ func mayFollow(a Attempt, p job.RetryPolicy, touched bool) (again bool, tries in
 	return false, 1
 }
 
-// outlived says that nobody read the attempt's output to its end: its worker ended
+// Outlived says that nobody read the attempt's output to its end: its worker ended
 // before it. Whoever says that it is lost goes by what that worker left.
-func (a Attempt) outlived() bool {
+func (a Attempt) Outlived() bool {
 	return a.Ending == job.EndLost && (a.Late == "" || a.Late == job.EndLost)
 }
 
@@ -360,7 +360,7 @@ func costs(h *History, f *Finding) {
 		f.Checked++
 		r, began := ran[a.name()]
 		least := r.Did
-		if a.outlived() {
+		if a.Outlived() {
 			least = r.Written
 		}
 		switch {
