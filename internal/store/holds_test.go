@@ -233,7 +233,8 @@ func TestNobodyStarves(t *testing.T) {
 	d := open(t)
 	rapid.Check(t, func(rt *rapid.T) {
 		d := &desk{DB: d.DB, t: t, env: d.env, pool: d.pool, epoch: d.epoch}
-		for _, table := range []string{"queue", "jobs", "attempts", "weights"} {
+		d.sql(`TRUNCATE turnpike.queue`) // nothing is deleted there without an end
+		for _, table := range []string{"jobs", "attempts", "weights"} {
 			d.sql(`DELETE FROM turnpike.` + table)
 		}
 		tenants := rapid.IntRange(2, 5).Draw(rt, "tenants")

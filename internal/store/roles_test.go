@@ -103,7 +103,7 @@ func TestRoles(t *testing.T) {
 			}
 		}
 	})
-	t.Run("nobody may rewrite what is on record, nor a worker lift a pause", func(t *testing.T) {
+	t.Run("nobody may rewrite what is on record or have a job vanish, nor a worker lift a pause", func(t *testing.T) {
 		c := d.running()
 		cost := job.USD(5)
 		d.settle(ended(c, job.EndDone, started, func(r *job.Report) { r.CostUSD = &cost }))
@@ -117,6 +117,7 @@ func TestRoles(t *testing.T) {
 			"UPDATE turnpike.attempts SET cost_usd = 0 WHERE job_id = '" + string(c.Job) + "'",
 			"UPDATE turnpike.attempts SET late = true, late_at = now(), cost_usd = 0 WHERE job_id = '" + string(c.Job) + "'",
 			"UPDATE turnpike.spend SET usd = 4",
+			"DELETE FROM turnpike.queue WHERE job_id = '" + string(d.running().Job) + "'", // without an end
 		}
 		for _, sql := range recorded {
 			_, err := conns["turnpike_dispatcher"].Exec(t.Context(), sql)
