@@ -264,29 +264,30 @@ func TestHOT(t *testing.T) {
 	for range 50 {
 		d.enqueue(key(string(job.NewToken())), func(r *job.Request) { r.Deadline = time.Now().Add(time.Hour) })
 	}
-	var claims, beats []map[string]any
+	var jobs, tokens []string
+	var numbers []int
+	var beats []map[string]any
 	for _, s := range d.dispatch(50) {
 		token := string(job.NewToken())
-		claims = append(claims, map[string]any{"job_id": s.Job, "dispatch": s.Dispatch, "token": token})
+		jobs, numbers, tokens = append(jobs, string(s.Job)), append(numbers, s.Dispatch), append(tokens, token)
 		beats = append(beats, map[string]any{"job_id": s.Job, "token": token, "started_at": time.Now(), "conversation": "c", "turns": 1, "tool_calls": 1,
 			"cost_usd": "1.50", "running": map[string]int{"pid": 7}})
 	}
+	encoded, err := json.Marshal(beats)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, step := range []struct {
-		what, sql, list string
-		rows            []map[string]any
-		args            pgx.NamedArgs
+		what, sql string
+		args      pgx.StrictNamedArgs
 	}{
-		{"claim", store.ClaimSQL, "claims", claims, pgx.NamedArgs{"lane": lane.String(), "worker": worker, "lease": time.Hour, "kind": "process"}},
-		{"beat", store.BeatSQL, "beats", beats, pgx.NamedArgs{"worker": worker, "lease": time.Hour}},
+		{"claim", store.ClaimSQL, pgx.StrictNamedArgs{"jobs": jobs, "numbers": numbers, "tokens": tokens, "lane": lane.String(), "worker": worker,
+			"lease": time.Hour, "kind": "process"}},
+		{"beat", store.BeatSQL, pgx.StrictNamedArgs{"beats": string(encoded), "worker": worker, "lease": time.Hour}},
 	} {
 		d.sql(`VACUUM turnpike.queue`) // room on the pages, as there is between two beats
-		encoded, err := json.Marshal(step.rows)
-		if err != nil {
-			t.Fatal(err)
-		}
-		step.args[step.list] = string(encoded)
 		var before, after struct{ updated, hot int }
-		err = pgx.BeginFunc(t.Context(), d.pool, func(tx pgx.Tx) error {
+		err := pgx.BeginFunc(t.Context(), d.pool, func(tx pgx.Tx) error {
 			// They count what the session did since it last told the server.
 			const counts = `SELECT pg_stat_get_xact_tuples_updated(r), pg_stat_get_xact_tuples_hot_updated(r)
 				FROM (VALUES ('turnpike.queue'::regclass)) q(r)`

@@ -16,40 +16,52 @@ import (
 // same claim.
 const claim = `
 	WITH d AS MATERIALIZED (
-		SELECT * FROM json_to_recordset(@claims) AS d(job_id uuid, dispatch integer, token uuid)
+		SELECT * FROM unnest(@jobs::uuid[], @numbers::integer[], @tokens::uuid[]) AS d(job_id, dispatch, token)
+	),
+	pauses AS MATERIALIZED (
+		SELECT scope, name FROM turnpike.pauses WHERE until > now()
 	),
 	l AS MATERIALIZED (
-		SELECT q.job_id, d.dispatch, d.token
-		FROM d JOIN turnpike.queue q USING (job_id)
-		WHERE q.state = 'dispatched' AND q.dispatch_no = d.dispatch AND q.lane = @lane
-			AND (q.deadline IS NULL OR q.deadline > now())
-			AND NOT EXISTS (
-				SELECT FROM turnpike.pauses p WHERE p.until > now() AND ` + holds + `)
-			AND (q.budgets IS NULL OR NOT EXISTS (
-				SELECT FROM turnpike.standing(q.budgets) WHERE state = 'spent'))
-		ORDER BY q.job_id
-		FOR NO KEY UPDATE OF q
+		SELECT q.job_id, d.token
+		FROM (SELECT * FROM d ORDER BY job_id) d
+		CROSS JOIN LATERAL (
+			SELECT q.job_id FROM turnpike.queue q
+			WHERE q.job_id = d.job_id AND q.state = 'dispatched' AND q.dispatch_no = d.dispatch AND q.lane = @lane
+				AND (q.deadline IS NULL OR q.deadline > now())
+				AND NOT EXISTS (
+					SELECT FROM pauses p WHERE ` + holds + `)
+				AND (q.budgets IS NULL OR NOT EXISTS (
+					SELECT FROM turnpike.standing(q.budgets) WHERE state = 'spent'))
+			FOR NO KEY UPDATE) q
+	),
+	granted AS (
+		SELECT array_agg(job_id) AS jobs, array_agg(token) AS tokens FROM l
 	),
 	u AS (
-		UPDATE turnpike.queue q SET state = 'running', attempt = q.attempt + 1, lease_no = q.lease_no + 1, token = l.token,
+		UPDATE turnpike.queue q SET state = 'running', attempt = q.attempt + 1, lease_no = q.lease_no + 1,
+			token = ((SELECT tokens FROM granted))[array_position((SELECT jobs FROM granted), q.job_id)],
 			worker = @worker, claimed_at = now(), lease_until = now() + @lease::interval,
 			orphan = json_build_object('state', 'creating', 'kind', @kind::text)
-		FROM l
-		WHERE q.job_id = l.job_id AND q.state = 'dispatched' AND q.dispatch_no = l.dispatch
+		WHERE q.job_id = ANY (ARRAY(SELECT job_id FROM l)) AND q.state = 'dispatched'
 		RETURNING q.job_id, q.attempt, q.lease_no, q.token, q.tenant, q.account, q.profile, q.tries_spent, q.resume, q.budgets
 	),
 	held AS (
 		SELECT * FROM u
 		UNION ALL
-		SELECT q.job_id, q.attempt, q.lease_no, q.token, q.tenant, q.account, q.profile, q.tries_spent, q.resume, q.budgets
-		FROM d JOIN turnpike.queue q ON q.job_id = d.job_id AND q.token = d.token
-		WHERE q.state = 'running' AND q.worker = @worker AND q.lane = @lane
+		SELECT q.* FROM d
+		CROSS JOIN LATERAL (
+			SELECT q.job_id, q.attempt, q.lease_no, q.token, q.tenant, q.account, q.profile, q.tries_spent, q.resume, q.budgets
+			FROM turnpike.queue q
+			WHERE q.job_id = d.job_id AND q.token = d.token AND q.state = 'running' AND q.worker = @worker AND q.lane = @lane
+			OFFSET 0) q
 	)
 	SELECT h.job_id::text, h.attempt, h.lease_no, h.token::text, j.name, h.tenant, h.account, h.profile, h.tries_spent,
 		coalesce(h.resume, ''), j.request::text, j.resume_from::text, coalesce(turnpike.conversed(j.resume_from), ''), b.scope, b.name, b.period_s, (b.left_usd * 1000000)::bigint
-	FROM held h JOIN turnpike.jobs j ON j.job_id = h.job_id
+	FROM held h
+	CROSS JOIN LATERAL (
+		SELECT name, request, resume_from FROM turnpike.jobs j WHERE j.job_id = h.job_id OFFSET 0) j
 	LEFT JOIN LATERAL (
-		SELECT * FROM turnpike.standing(h.budgets) ORDER BY left_usd LIMIT 1) b ON true
+		SELECT * FROM turnpike.standing(h.budgets) WHERE h.budgets IS NOT NULL ORDER BY left_usd LIMIT 1) b ON true
 	ORDER BY h.job_id`
 
 // Claim takes the leases of deliveries on one lane. A delivery missing in the
@@ -60,20 +72,11 @@ func (db *DB) Claim(ctx context.Context, worker string, lane job.Lane, claims []
 	if len(claims) == 0 {
 		return nil, nil
 	}
-	type asked struct {
-		Job      job.ID `json:"job_id"`
-		Dispatch int    `json:"dispatch"`
-		Token    string `json:"token"`
-	}
-	list := make([]asked, len(claims))
+	jobs, numbers, tokens := make([]string, len(claims)), make([]int, len(claims)), make([]string, len(claims))
 	for i, c := range claims {
-		list[i] = asked{c.Job, c.Dispatch, string(c.Token)}
+		jobs[i], numbers[i], tokens[i] = string(c.Job), c.Dispatch, string(c.Token)
 	}
-	encoded, err := encode(list)
-	if err != nil {
-		return nil, fmt.Errorf("claim: %w", err)
-	}
-	ask := stmt{claim, args{"claims": encoded, "lane": lane.String(), "worker": worker, "lease": db.lease, "kind": leftKind(lane)}}
+	ask := stmt{claim, args{"jobs": jobs, "numbers": numbers, "tokens": tokens, "lane": lane.String(), "worker": worker, "lease": db.lease, "kind": leftKind(lane)}}
 	toClaimed := func(row pgx.CollectableRow) (job.Claimed, error) {
 		c := job.Claimed{Length: db.lease, Lane: lane}
 		var request string
@@ -123,21 +126,22 @@ const beat = `
 			turns bigint, tool_calls bigint, cost_usd numeric, running json)
 	),
 	l AS MATERIALIZED (
-		SELECT q.job_id
-		FROM d JOIN turnpike.queue q ON q.job_id = d.job_id AND q.token = d.token
-		WHERE q.state = 'running' AND q.worker = @worker
-		ORDER BY q.job_id
-		FOR NO KEY UPDATE OF q
+		SELECT d.*
+		FROM (SELECT * FROM d ORDER BY job_id) d
+		CROSS JOIN LATERAL (
+			SELECT FROM turnpike.queue q
+			WHERE q.job_id = d.job_id AND q.token = d.token AND q.state = 'running' AND q.worker = @worker
+			FOR NO KEY UPDATE) q
 	),
 	u AS (
 		UPDATE turnpike.queue q SET lease_until = now() + @lease::interval,
-			started_at = coalesce(q.started_at, d.started_at),
-			conversation = coalesce(nullif(d.conversation, ''), q.conversation),
-			turns = greatest(q.turns, d.turns), tool_calls = greatest(q.tool_calls, d.tool_calls),
-			cost_usd = CASE WHEN d.cost_usd >= 0 THEN d.cost_usd ELSE q.cost_usd END,
-			orphan = CASE WHEN d.running IS NULL THEN q.orphan ELSE json_build_object('state', 'live', 'identity', d.running) END
-		FROM d JOIN l USING (job_id)
-		WHERE q.job_id = d.job_id AND q.token = d.token AND q.state = 'running'
+			started_at = coalesce(q.started_at, l.started_at),
+			conversation = coalesce(nullif(l.conversation, ''), q.conversation),
+			turns = greatest(q.turns, l.turns), tool_calls = greatest(q.tool_calls, l.tool_calls),
+			cost_usd = CASE WHEN l.cost_usd >= 0 THEN l.cost_usd ELSE q.cost_usd END,
+			orphan = CASE WHEN l.running IS NULL THEN q.orphan ELSE json_build_object('state', 'live', 'identity', l.running) END
+		FROM l
+		WHERE q.job_id = l.job_id AND q.job_id = ANY (ARRAY(SELECT job_id FROM l)) AND q.token = l.token AND q.state = 'running'
 		RETURNING q.job_id, q.token, q.cancel_at, q.cancel_by, q.cancel_why, q.budgets IS NOT NULL AS budgeted
 	)
 	SELECT d.job_id::text, u.job_id IS NOT NULL, u.cancel_at IS NOT NULL, coalesce(u.cancel_by, ''), coalesce(u.cancel_why, ''),

@@ -333,10 +333,13 @@ const choose = `
 			LIMIT @window) h
 		WHERE t.tenant IS NOT NULL
 	),
+	pauses AS MATERIALIZED (
+		SELECT scope, name, until FROM turnpike.pauses WHERE until > now()
+	),
 	p AS MATERIALIZED (
 		SELECT q.job_id, q.rank, q.tenant, q.concurrency_key, q.chain IS NOT NULL AS chained, h.turn, ` + placed + `,
-			greatest(b.until, (SELECT max(p.until) FROM turnpike.pauses p WHERE p.until > now()
-				AND (p.scope <> 'account' OR q.chain IS NULL) AND ` + holds + `)) AS paused_until,
+			greatest(b.until, (SELECT max(p.until) FROM pauses p
+				WHERE (p.scope <> 'account' OR q.chain IS NULL) AND ` + holds + `)) AS paused_until,
 			coalesce(q.deadline <= now(), false) AS expired,
 			CASE WHEN EXISTS (SELECT FROM turnpike.budgets) THEN turnpike.budgets_of(q.job_id, q.profile) END AS budgets
 		FROM (SELECT job_id, turn FROM heads ORDER BY turn, ready, job_id LIMIT @window) h
@@ -350,15 +353,18 @@ const choose = `
 		SELECT * FROM turnpike.standing((SELECT array_agg(DISTINCT b) FROM p CROSS JOIN LATERAL unnest(p.budgets) b)) WHERE state = 'spent'
 	),
 	taken AS MATERIALIZED (
-		SELECT l.job_id, l.tenant, l.concurrency_key FROM turnpike.queue l
-		JOIN (SELECT DISTINCT tenant, concurrency_key FROM p WHERE concurrency_key IS NOT NULL) k
-			ON l.tenant = k.tenant AND l.concurrency_key = k.concurrency_key
-		WHERE l.dispatched_at IS NOT NULL AND l.concurrency_key IS NOT NULL
+		SELECT l.job_id, l.tenant, l.concurrency_key
+		FROM (SELECT DISTINCT tenant, concurrency_key FROM p WHERE concurrency_key IS NOT NULL) k
+		CROSS JOIN LATERAL (
+			SELECT * FROM turnpike.queue l
+			WHERE l.tenant = k.tenant AND l.concurrency_key = k.concurrency_key AND l.dispatched_at IS NOT NULL
+			OFFSET 0) l
 	),
 	held AS MATERIALIZED (
-		SELECT l.tenant, l.concurrency_key FROM turnpike.queue l
-		WHERE l.job_id IN (SELECT job_id FROM taken) AND l.dispatched_at IS NOT NULL
-		FOR KEY SHARE SKIP LOCKED
+		SELECT l.tenant, l.concurrency_key FROM taken
+		CROSS JOIN LATERAL (
+			SELECT * FROM turnpike.queue l WHERE l.job_id = taken.job_id AND l.dispatched_at IS NOT NULL
+			FOR KEY SHARE SKIP LOCKED) l
 	),
 	slow AS MATERIALIZED (
 		SELECT * FROM turnpike.slow_starts()
@@ -402,24 +408,33 @@ const choose = `
 			ELSE what END AS what
 		FROM placed
 	),
-	u AS (
+	go AS (
+		SELECT array_agg(job_id ORDER BY turn, rank, job_id) AS jobs FROM g WHERE what = 'go'
+	),
+	aside AS (
+		SELECT array_agg(job_id) AS jobs, array_agg(what) AS whats, array_agg(CASE WHEN what <> 'key' THEN held_until END) AS untils
+		FROM g WHERE what IN ('pause', 'budget', 'key')
+	),
+	dispatched AS (
+		UPDATE turnpike.queue q SET state = 'dispatched', dispatched_at = now(), dispatch_no = q.dispatch_no + 1,
+			budgets = CASE WHEN EXISTS (SELECT FROM turnpike.budgets) THEN turnpike.budgets_of(q.job_id, q.profile) END
+		WHERE q.job_id = ANY (ARRAY(SELECT unnest(jobs) FROM go)) AND q.state = 'queued' AND q.ready IS NOT NULL
+		RETURNING q.job_id, q.dispatch_no, q.tenant
+	),
+	parked AS (
 		UPDATE turnpike.queue q SET
-			state = CASE g.what WHEN 'go' THEN 'dispatched'::turnpike.job_state ELSE q.state END,
-			dispatched_at = CASE g.what WHEN 'go' THEN now() END,
-			dispatch_no = q.dispatch_no + (g.what = 'go')::integer,
-			budgets = g.budgets,
-			parked = CASE WHEN g.what IN ('pause', 'budget', 'key') THEN g.what END,
-			wake_at = CASE WHEN g.what IN ('pause', 'budget') THEN g.held_until END
-		FROM g
-		WHERE q.job_id = g.job_id AND g.what NOT IN ('stay', 'move') AND q.state = 'queued' AND q.ready IS NOT NULL
-		RETURNING q.job_id, q.dispatch_no, q.tenant, g.what, g.turn, g.rank, g.spent
+			parked = ((SELECT whats FROM aside))[array_position((SELECT jobs FROM aside), q.job_id)],
+			wake_at = ((SELECT untils FROM aside))[array_position((SELECT jobs FROM aside), q.job_id)],
+			budgets = CASE WHEN EXISTS (SELECT FROM turnpike.budgets) THEN turnpike.budgets_of(q.job_id, q.profile) END
+		WHERE q.job_id = ANY (ARRAY(SELECT unnest(jobs) FROM aside)) AND q.state = 'queued' AND q.ready IS NOT NULL
+		RETURNING q.job_id
 	),
 	told AS (
 		INSERT INTO turnpike.events (job_id, what, note)
-		SELECT u.job_id, 'parked', format('the budget of %s %s per %s is spent: %s of %s USD; until %s',
+		SELECT g.job_id, 'parked', format('the budget of %s %s per %s is spent: %s of %s USD; until %s',
 			s.scope, s.name, s.period, s.spent_usd + s.running_usd, s.limit_usd,
 			CASE WHEN isfinite(s.until) THEN to_char(s.until AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') ELSE 'it is raised' END)
-		FROM u JOIN spent s ON s.id = u.spent WHERE u.what = 'budget'
+		FROM g JOIN spent s ON s.id = g.spent WHERE g.what = 'budget' AND g.job_id IN (SELECT job_id FROM parked)
 	),
 	m AS (
 		SELECT p.* FROM p JOIN g ON g.job_id = p.job_id WHERE g.what = 'move'
@@ -429,32 +444,38 @@ const choose = `
 		SELECT tenant, concurrency_key FROM g WHERE what IN ('pause', 'budget')
 	),
 	` + letOut + `
-	SELECT job_id::text, dispatch_no, tenant, what = 'go' FROM (
-		SELECT job_id, dispatch_no, tenant, what, turn, rank FROM u
-		UNION ALL SELECT job_id, 0, '', 'move', NULL, NULL FROM moved) AS done
-	ORDER BY turn, rank, job_id`
+	SELECT 'go' AS what, job_id::text, dispatch_no, tenant, array_position((SELECT jobs FROM go), job_id) AS place FROM dispatched
+	UNION ALL SELECT 'aside', job_id::text, 0, '', NULL FROM parked
+	UNION ALL SELECT 'aside', job_id::text, 0, '', NULL FROM moved
+	UNION ALL SELECT 'stay', job_id::text, 0, '', NULL FROM g WHERE what = 'stay'
+	ORDER BY place`
+
+// wideWindow is how many jobs a round looks at once one found some that cannot go.
+const wideWindow = 512
 
 // Select dispatches up to n jobs of a lane and returns them in the order in which
 // to publish them: after it returned, when the commit is known. It returns
 // job.ErrNotLeader.
 func (db *DB) Select(ctx context.Context, epoch int64, lane job.Lane, n int) ([]job.Selected, error) {
-	type chosen struct {
+	type looked struct {
 		job.Selected
-		goes bool
+		what  string
+		place *int
 	}
 	var out []job.Selected
-	// Each round may find only what has to be parked or moved; a backlog behind one key
-	// is parked some hundreds at a time.
+	// A job that is looked at is locked, which is a write: so as many as may go are, at
+	// first. What has to be parked or moved makes room for others, and a backlog behind one
+	// key is parked some hundreds at a time.
+	window := n
 	for range 16 {
 		most := n - len(out)
 		if most <= 0 {
 			break
 		}
-		window := max(most, 128)
-		round, err := hot(ctx, db, "select", func(row pgx.CollectableRow) (c chosen, err error) {
-			c.Version, c.Lane = job.MessageVersion, lane
-			err = row.Scan(&c.Job, &c.Dispatch, &c.Tenant, &c.goes)
-			return c, err
+		round, err := hot(ctx, db, "select", func(row pgx.CollectableRow) (l looked, err error) {
+			l.Version, l.Lane = job.MessageVersion, lane
+			err = row.Scan(&l.what, &l.Job, &l.Dispatch, &l.Tenant, &l.place)
+			return l, err
 		}, selecting(epoch), stmt{choose, args{"lane": lane.String(), "window": window, "most": most}})
 		if err != nil {
 			if len(out) > 0 {
@@ -462,17 +483,17 @@ func (db *DB) Select(ctx context.Context, epoch int64, lane job.Lane, n int) ([]
 			}
 			return nil, fmt.Errorf("lane %s: %w", lane, err)
 		}
-		aside := 0
-		for _, c := range round {
-			if c.goes {
-				out = append(out, c.Selected)
-			} else {
-				aside++
+		counts := make(map[string]int)
+		for _, l := range round {
+			counts[l.what]++
+			if l.what == "go" {
+				out = append(out, l.Selected)
 			}
 		}
-		if aside == 0 {
+		if counts["aside"] == 0 && (counts["stay"] == 0 || window >= wideWindow) {
 			break
 		}
+		window = max(n, wideWindow)
 	}
 	return out, nil
 }
@@ -480,14 +501,14 @@ func (db *DB) Select(ctx context.Context, epoch int64, lane job.Lane, n int) ([]
 const published = `
 	WITH l AS MATERIALIZED (
 		SELECT q.job_id
-		FROM json_to_recordset(@sent) AS d(job_id uuid, dispatch integer)
-		JOIN turnpike.queue q ON q.job_id = d.job_id
-		WHERE q.state = 'dispatched' AND q.dispatch_no = d.dispatch AND q.published_at IS NULL
-		ORDER BY q.job_id
-		FOR NO KEY UPDATE OF q SKIP LOCKED
+		FROM (SELECT * FROM unnest(@jobs::uuid[], @numbers::integer[]) AS d(job_id, dispatch) ORDER BY job_id) d
+		CROSS JOIN LATERAL (
+			SELECT q.job_id FROM turnpike.queue q
+			WHERE q.job_id = d.job_id AND q.state = 'dispatched' AND q.dispatch_no = d.dispatch AND q.published_at IS NULL
+			FOR NO KEY UPDATE SKIP LOCKED) q
 	)
 	UPDATE turnpike.queue q SET published_at = now()
-	FROM l WHERE q.job_id = l.job_id AND q.state = 'dispatched' AND q.published_at IS NULL`
+	WHERE q.job_id = ANY (ARRAY(SELECT job_id FROM l)) AND q.state = 'dispatched' AND q.published_at IS NULL`
 
 // unhurried is planned, for a commit that does not wait for the disk: losing it
 // publishes a number again that is there.
@@ -499,19 +520,11 @@ func (db *DB) Published(ctx context.Context, sent []job.Delivery) error {
 	if len(sent) == 0 {
 		return nil
 	}
-	type one struct {
-		Job      job.ID `json:"job_id"`
-		Dispatch int    `json:"dispatch"`
-	}
-	list := make([]one, len(sent))
+	jobs, numbers := make([]string, len(sent)), make([]int, len(sent))
 	for i, d := range sent {
-		list[i] = one{d.Job, d.Dispatch}
+		jobs[i], numbers[i] = string(d.Job), d.Dispatch
 	}
-	encoded, err := encode(list)
-	if err != nil {
-		return fmt.Errorf("record the publication: %w", err)
-	}
-	_, err = hot(ctx, db, "record the publication", pgx.RowTo[int], unhurried, stmt{published, args{"sent": encoded}})
+	_, err := hot(ctx, db, "record the publication", pgx.RowTo[int], unhurried, stmt{published, args{"jobs": jobs, "numbers": numbers}})
 	return err
 }
 

@@ -16,11 +16,10 @@ import (
 // closing sees what whoever held the rows before has committed, the jobs that
 // selection parked behind one of them above all.
 const lockLeases = `
-	SELECT FROM turnpike.queue q
-	JOIN json_to_recordset(@reports) AS r(lease json)
-		ON q.job_id = (r.lease ->> 'job')::uuid AND q.token = (r.lease ->> 'token')::uuid
-	ORDER BY q.job_id
-	FOR UPDATE OF q`
+	SELECT FROM (SELECT * FROM unnest(@jobs::uuid[], @tokens::uuid[]) AS r(job_id, token) ORDER BY job_id) r
+	CROSS JOIN LATERAL (
+		SELECT FROM turnpike.queue q WHERE q.job_id = r.job_id AND q.token = r.token
+		FOR UPDATE) q`
 
 // reportColumns is job.Report as Postgres reads it.
 const reportColumns = `r(lease json, worker text, host text, ending text, reason text, retry_after timestamptz, started boolean,
@@ -51,7 +50,10 @@ const closing = `
 			r.ending = 'lost' OR r.cost_usd IS NULL OR r.cost_usd < 0 AS partly,
 			now() + v.delay_ms * interval '1 ms' AS again_at
 		FROM r
-		JOIN turnpike.queue q ON q.job_id = r.job_id AND q.token = r.token AND q.attempt = r.attempt AND q.state = 'running'
+		CROSS JOIN LATERAL (
+			SELECT * FROM turnpike.queue q
+			WHERE q.job_id = r.job_id AND q.token = r.token AND q.attempt = r.attempt AND q.state = 'running'
+			OFFSET 0) q
 		CROSS JOIN LATERAL turnpike.after(r.ending, coalesce(r.is_error, false), coalesce(r.started, false) OR q.started_at IS NOT NULL,
 			greatest(r.tool_calls, q.tool_calls) > 0 OR q.resume IS NOT NULL, coalesce(r.resumable, false), q.cancel_at IS NOT NULL,
 			q.policy, q.tries_spent, q.max_tries, q.backoff_ms, q.crashes, q.overloads, q.returns, random()) v
@@ -99,7 +101,7 @@ const closing = `
 		ON CONFLICT DO NOTHING
 	),
 	finished AS (
-		DELETE FROM turnpike.queue q USING c WHERE q.job_id = c.job_id AND c.over
+		DELETE FROM turnpike.queue q WHERE q.job_id = ANY (ARRAY(SELECT job_id FROM c WHERE over))
 	),
 	again AS (
 		UPDATE turnpike.queue q SET state = c.next,
@@ -121,7 +123,7 @@ const closing = `
 			SELECT c.*, CASE WHEN c.retry_after IS NULL OR c.chained THEN c.again_at
 				ELSE greatest(c.again_at, least(c.retry_after, now() + interval '31 days')) END AS wake
 			FROM c WHERE NOT c.over) c
-		WHERE q.job_id = c.job_id
+		WHERE q.job_id = c.job_id AND q.job_id = ANY (ARRAY(SELECT job_id FROM c WHERE NOT over))
 	),
 	told AS (
 		INSERT INTO turnpike.events (job_id, what, note)
@@ -147,7 +149,8 @@ const closing = `
 	stopped AS MATERIALIZED (
 		SELECT q.job_id, q.tenant, q.concurrency_key
 		FROM turnpike.queue q
-		WHERE q.dispatched_at IS NOT NULL AND q.state = 'dispatched' AND q.credential IN (SELECT credential FROM p)
+		WHERE EXISTS (SELECT FROM p)
+			AND q.dispatched_at IS NOT NULL AND q.state = 'dispatched' AND q.credential = ANY (ARRAY(SELECT credential FROM p))
 		ORDER BY q.job_id
 		FOR NO KEY UPDATE OF q
 	),
@@ -296,8 +299,12 @@ func (db *DB) Settle(ctx context.Context, reports []job.Report) ([]job.Settled, 
 	if err != nil {
 		return nil, err
 	}
+	jobs, tokens := make([]string, len(unique)), make([]string, len(unique))
+	for i, r := range unique {
+		jobs[i], tokens[i] = string(r.Lease.Job), string(r.Lease.Token)
+	}
 	now, err := hot(ctx, db, "settle", toClosed, planned,
-		stmt{lockLeases, args{"reports": encoded}},
+		stmt{lockLeases, args{"jobs": jobs, "tokens": tokens}},
 		stmt{closing, args{"reports": encoded, "reaped": false}})
 	if err != nil {
 		return nil, err

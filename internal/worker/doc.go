@@ -16,8 +16,8 @@
 //	claim     one call for all messages of a fetch, each with a token of ours; repeated
 //	          with the same tokens while there is no answer
 //	check     decode strictly, pick the profile, hold it to the ceiling
-//	mark      a file in marks/, fsynced before anything is started: from here on a
-//	          successor finds the attempt
+//	mark      a note in journal/: from here on a successor finds the attempt; then a file
+//	          in marks/, fsynced before anything is started
 //	prepare   session directory, workspace, agent.Request
 //	start     the agent is executed only after Postgres knows that it is about to be:
 //	          what Postgres takes for unstarted really is

@@ -27,7 +27,7 @@ type Leftover struct {
 // Leftovers lists what the marks of the state directory at path name. It takes no
 // lock: a worker may be serving there.
 func Leftovers(ctx context.Context, path string, find func(context.Context, agent.Identity) (bool, error)) ([]Leftover, error) {
-	all, err := marks{(&StateDir{path: path}).marks()}.list()
+	all, err := (&StateDir{path: path}).marks().list()
 	var out []Leftover
 	for _, m := range all {
 		for _, t := range m.Things {
@@ -47,7 +47,7 @@ func Leftovers(ctx context.Context, path string, find func(context.Context, agen
 // the next worker reports by them what became of the attempts. Nobody may serve
 // there, which holding its lock shows. It tries all and joins what failed.
 func EndLeftovers(ctx context.Context, state *StateDir, end EndFunc) (ended int, err error) {
-	all, err := marks{state.marks()}.list()
+	all, err := state.marks().list()
 	errs := []error{err}
 	for _, m := range all {
 		for _, t := range m.Things {

@@ -52,8 +52,13 @@ func (m *mark) key() attemptKey { return keyOf(m.Lease) }
 // errMark is a mark of another version, or under another's name.
 var errMark = errors.New("not a mark of this version")
 
-// marks is the directory of marks.
-type marks struct{ dir string }
+// marks is where a worker's marks are: each in a file of a directory, but for those that
+// list nothing yet.
+type marks struct {
+	dir   string
+	noted string
+	notes *notes // nil: for who only reads
+}
 
 // write makes a mark durable.
 func (m marks) write(mk *mark) error {
@@ -61,21 +66,25 @@ func (m marks) write(mk *mark) error {
 	if err != nil {
 		return err
 	}
-	return writeDurably(m.dir, mk.key().file(), b)
-}
-
-// note writes a new mark for the case that this process ends. With the machine
-// everything that was started ends, too, so that one which lists nothing need not
-// outlive it; what then may be left of it is an empty file.
-func (m marks) note(mk *mark) error {
-	b, err := json.Marshal(mk)
-	if err != nil {
+	if err := writeDurably(m.dir, mk.key().file(), b); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(m.dir, mk.key().file()), b, 0o600)
+	_, err = m.notes.remove(mk.key())
+	return err
+}
+
+// note writes a new mark that lists nothing. It need not outlive the machine.
+func (m marks) note(mk *mark) error {
+	if err := m.notes.put(mk); !errors.Is(err, errLong) {
+		return err
+	}
+	return m.write(mk)
 }
 
 func (m marks) remove(k attemptKey) error {
+	if only, err := m.notes.remove(k); only || err != nil {
+		return err
+	}
 	if err := os.Remove(filepath.Join(m.dir, k.file())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -98,7 +107,7 @@ func (m marks) list() ([]*mark, error) {
 			continue
 		}
 		if len(b) == 0 {
-			errs = append(errs, os.Remove(filepath.Join(m.dir, e.Name()))) // see note
+			errs = append(errs, os.Remove(filepath.Join(m.dir, e.Name()))) // of a release that noted in files; the machine crashed
 			continue
 		}
 		var mk mark
@@ -108,7 +117,12 @@ func (m marks) list() ([]*mark, error) {
 		}
 		all = append(all, &mk)
 	}
-	return all, errors.Join(errs...)
+	_, err = readNotes(m.noted, func(_ int, mk *mark) {
+		if !slices.ContainsFunc(all, func(a *mark) bool { return a.key() == mk.key() }) {
+			all = append(all, mk)
+		}
+	})
+	return all, errors.Join(append(errs, err)...)
 }
 
 // recorder is told of everything one attempt starts. It writes the mark first; the

@@ -79,7 +79,7 @@ type Recovery struct {
 // Run handles every mark. What could not be ended keeps its mark and is told in
 // the error; the worker may serve nevertheless.
 func (r *Recovery) Run(ctx context.Context) error {
-	all, err := marks{r.State.marks()}.list()
+	all, err := r.State.marks().list()
 	errs := []error{err}
 	for _, m := range all {
 		if err := r.one(ctx, m); err != nil {
@@ -129,9 +129,9 @@ func (r *Recovery) one(ctx context.Context, m *mark) error {
 		}
 	}
 	if len(left) == 0 {
-		return marks{r.State.marks()}.remove(m.key())
+		return r.State.marks().remove(m.key())
 	}
-	if err := (marks{r.State.marks()}).write(m); err != nil {
+	if err := r.State.marks().write(m); err != nil {
 		return err
 	}
 	return fmt.Errorf("%d of its processes or containers could not be shown to be gone", len(left))

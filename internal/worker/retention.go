@@ -70,7 +70,7 @@ func (r *Retention) sessions(ctx context.Context, now time.Time) error {
 	// A session is read before the marks: one that is made meanwhile is marked.
 	entries, err := r.Turns.Sessions.List()
 	errs := []error{err}
-	all, err := marks{r.Turns.State.marks()}.list()
+	all, err := r.Turns.State.marks().list()
 	if err != nil {
 		// An unreadable mark may be of any of them.
 		return errors.Join(append(errs, err)...)

@@ -24,7 +24,8 @@ var ErrLocked = errors.New("state directory is in use by another worker")
 //	lock       held for as long as the worker lives
 //	id         the directory's own name, by which a successor is known
 //	marks/     one file per attempt that may have something running
-//	journal/   the reports of the attempts that ended just now
+//	journal/   the reports of the attempts that ended just now, and the marks of those that
+//	           started nothing yet
 //	spool/     one report per attempt that was not settled at once
 //	rejected/  reports that Postgres knows no attempt of, and files that cannot be read
 //	sessions/  session directories
@@ -33,6 +34,8 @@ type StateDir struct {
 	path string
 	id   string
 	lock *os.File
+
+	notes *notes
 }
 
 // OpenStateDir makes the directory ready and takes its lock. Its error wraps
@@ -43,7 +46,7 @@ func OpenStateDir(path string) (_ *StateDir, err error) {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
 	s := &StateDir{path: path}
-	for _, dir := range []string{path, s.marks(), s.journal(), s.spool(), s.rejected(), s.Sessions(), s.Work()} {
+	for _, dir := range []string{path, s.marksDir(), s.journal(), s.spool(), s.rejected(), s.Sessions(), s.Work()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fmt.Errorf("state directory: %w", err)
 		}
@@ -64,7 +67,7 @@ func OpenStateDir(path string) (_ *StateDir, err error) {
 		}
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
-	for _, dir := range []string{path, s.marks(), s.spool()} {
+	for _, dir := range []string{path, s.marksDir(), s.spool()} {
 		if err := removeUnfinished(dir); err != nil {
 			return nil, fmt.Errorf("state directory: %w", err)
 		}
@@ -72,11 +75,14 @@ func OpenStateDir(path string) (_ *StateDir, err error) {
 	if s.id, err = s.identify(); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
+	if s.notes, err = openNotes(s.noted()); err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
 	return s, nil
 }
 
 // Close lets go of the directory.
-func (s *StateDir) Close() error { return s.lock.Close() }
+func (s *StateDir) Close() error { return errors.Join(s.notes.close(), s.lock.Close()) }
 
 // ID is the directory's own name. It moves with the directory.
 func (s *StateDir) ID() string { return s.id }
@@ -93,10 +99,13 @@ func (s *StateDir) Work() string { return filepath.Join(s.path, "work") }
 // Private lists the directories no turn may be granted: everything but the
 // workspaces.
 func (s *StateDir) Private() []string {
-	return []string{s.marks(), s.journal(), s.spool(), s.rejected(), s.Sessions()}
+	return []string{s.marksDir(), s.journal(), s.spool(), s.rejected(), s.Sessions()}
 }
 
-func (s *StateDir) marks() string    { return filepath.Join(s.path, "marks") }
+func (s *StateDir) marks() marks { return marks{dir: s.marksDir(), noted: s.noted(), notes: s.notes} }
+
+func (s *StateDir) marksDir() string { return filepath.Join(s.path, "marks") }
+func (s *StateDir) noted() string    { return filepath.Join(s.journal(), "noted") }
 func (s *StateDir) journal() string  { return filepath.Join(s.path, "journal") }
 func (s *StateDir) spool() string    { return filepath.Join(s.path, "spool") }
 func (s *StateDir) rejected() string { return filepath.Join(s.path, "rejected") }

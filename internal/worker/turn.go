@@ -139,7 +139,7 @@ func (a *attempt) run(ctx context.Context) (res *agent.Result, err error) {
 		a.local = true
 		return nil, fmt.Errorf("%w: %w", err, agent.ErrUnready)
 	}
-	a.recorder = &recorder{marks: marks{a.State.marks()}, kept: a.kept, mark: a.mark}
+	a.recorder = &recorder{marks: a.State.marks(), kept: a.kept, mark: a.mark}
 	if err := a.recorder.open(); err != nil {
 		a.local = true
 		return nil, err
@@ -378,7 +378,7 @@ func (a *attempt) read(c job.Claimed) (err error) {
 // settled lets go of an attempt's mark once its report is durable: all is reported
 // and nothing runs. While something may still run, the mark stays and says so.
 func (t *Turns) settled(rep job.Report) error {
-	m := marks{t.State.marks()}
+	m := t.State.marks()
 	k := keyOf(rep.Lease)
 	if len(rep.Left) == 0 {
 		return m.remove(k)
