@@ -343,7 +343,7 @@ func TestSlowStart(t *testing.T) {
 		t.Parallel()
 		d := hit(t, 100)
 		d.later(31 * time.Minute)
-		d.dispatch(1)
+		d.dispatch(1000)
 		got := names(d, `SELECT count(*) || ' in ' || ceil(date_part('epoch', q.wake_at - p.until) / 3600)
 			FROM turnpike.queue q, turnpike.pauses p WHERE q.parked = 'pause' GROUP BY q.wake_at, p.until ORDER BY q.wake_at`)
 		if want := []string{"1 in 1", "2 in 2", "4 in 3", "8 in 4", "16 in 5", "32 in 6", "36 in 7"}; !slices.Equal(got, want) {
