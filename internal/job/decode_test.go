@@ -171,9 +171,17 @@ func TestDecodeRefuses(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte(minimal))
 	f.Add([]byte(everything))
-	f.Add([]byte(with("env", `{"a":"\ud800"}`)))
+	for _, text := range []string{
+		"", "null", "{}{}", "{} x", `{"prompt":"a","prompt":"b"}`, strings.Repeat(`{"a":`, 70) + "1" + strings.Repeat("}", 70),
+		with("env", `{"a":"\ud800"}`), with("env", `{"a":"1","a":"2"}`), with("env", `{"a":"\u0000"}`), with("prompt", "\"\xff\""), with("name", `"\\u0000"`),
+	} {
+		f.Add([]byte(text))
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r, err := job.Decode(b)
+		if walked := job.Scan(b); walked != nil && (err == nil || err.Error() != walked.Error()) {
+			t.Fatalf("%v, and a walk says %v", err, walked)
+		}
 		if err != nil {
 			if !errors.Is(err, job.ErrInvalid) {
 				t.Fatalf("%v is of no kind", err)

@@ -244,59 +244,63 @@ func (p *Profile) validate(bad *problems, at string, depth int) {
 		bad.add(at, "more than %d fallbacks", maxFallbacks)
 		return
 	}
-	bad.text(at+".name", p.Name, 128)
-	bad.oneOf(at+".agent", p.Agent, agents)
-	bad.oneOf(at+".sandbox", p.Sandbox, sandboxes)
+	var own problems // their fields are named in full only when there are any
+	own.text(".name", p.Name, 128)
+	own.oneOf(".agent", p.Agent, agents)
+	own.oneOf(".sandbox", p.Sandbox, sandboxes)
 	if p.Confine && p.Sandbox != "none" && p.Sandbox != "claude" {
-		bad.add(at+".confine", "goes with sandbox \"none\" or \"claude\" only; a %s turn is confined by its sandbox", p.Sandbox)
+		own.add(".confine", "goes with sandbox \"none\" or \"claude\" only; a %s turn is confined by its sandbox", p.Sandbox)
 	}
-	bad.text(at+".model", p.Model, 128)
-	bad.name(at+".account", p.Account)
+	own.text(".model", p.Model, 128)
+	own.name(".account", p.Account)
 	if p.Effort != "" {
-		bad.oneOf(at+".effort", p.Effort, efforts)
+		own.oneOf(".effort", p.Effort, efforts)
 	}
 	if strings.HasPrefix(p.Model, "-") {
-		bad.add(at+".model", "begins with a dash")
+		own.add(".model", "begins with a dash")
 	}
 	if p.MaxTurns < 0 || p.MaxTurns > 10_000 {
-		bad.add(at+".max_turns", "is %d; want 1 to 10000, or 0 for no limit", p.MaxTurns)
+		own.add(".max_turns", "is %d; want 1 to 10000, or 0 for no limit", p.MaxTurns)
 	}
-	bad.duration(at+".timeout", p.Timeout)
-	bad.list(at+".allowed_tools", p.AllowedTools, toolForm, "a tool's name")
-	bad.list(at+".disallowed_tools", p.DisallowedTools, toolForm, "a tool's name")
+	own.duration(".timeout", p.Timeout)
+	own.list(".allowed_tools", p.AllowedTools, toolForm, "a tool's name")
+	own.list(".disallowed_tools", p.DisallowedTools, toolForm, "a tool's name")
 	for _, name := range slices.Sorted(maps.Keys(p.MCP)) {
 		if !serverForm.MatchString(name) {
-			bad.add(at+".mcp", "server name %q: want 1 to 64 letters, digits, \"_\" and \"-\"", clip(name))
+			own.add(".mcp", "server name %q: want 1 to 64 letters, digits, \"_\" and \"-\"", clip(name))
 			continue
 		}
 		e := p.MCP[name]
-		e.validate(bad, at+".mcp."+name)
+		e.validate(&own, ".mcp."+name)
 	}
 	if p.SandboxImage != "" {
-		bad.text(at+".sandbox_image", p.SandboxImage, maxText)
+		own.text(".sandbox_image", p.SandboxImage, maxText)
 		if p.Sandbox != "container" && p.Sandbox != "sbx" {
-			bad.add(at+".sandbox_image", "goes with sandbox \"container\" or \"sbx\" only")
+			own.add(".sandbox_image", "goes with sandbox \"container\" or \"sbx\" only")
 		}
 		if strings.HasPrefix(p.SandboxImage, "-") {
-			bad.add(at+".sandbox_image", "begins with a dash")
+			own.add(".sandbox_image", "begins with a dash")
 		}
 	}
 	if p.Dagger != nil {
 		if p.Sandbox != "sbx" {
-			bad.add(at+".dagger", "goes with sandbox \"sbx\" only")
+			own.add(".dagger", "goes with sandbox \"sbx\" only")
 		}
-		bad.required(at+".dagger.engine", p.Dagger.Engine)
-		bad.required(at+".dagger.version", p.Dagger.Version)
+		own.required(".dagger.engine", p.Dagger.Engine)
+		own.required(".dagger.version", p.Dagger.Version)
 	}
-	bad.list(at+".sandbox_domains", p.SandboxDomains, domainForm, "a lower-case host name, or \"*.\" and one")
-	bad.text(at+".container_use_environment", p.ContainerUseEnvironment, maxText)
-	bad.name(at+".shell", p.Shell)
-	bad.env(at+".env", p.Env)
+	own.list(".sandbox_domains", p.SandboxDomains, domainForm, "a lower-case host name, or \"*.\" and one")
+	own.text(".container_use_environment", p.ContainerUseEnvironment, maxText)
+	own.name(".shell", p.Shell)
+	own.env(".env", p.Env)
 	for i, s := range p.Skills {
-		bad.name(indexed(at+".skills", i), s)
+		own.name(indexed(".skills", i), s)
 	}
 	for i, s := range p.PiPackages {
-		bad.text(indexed(at+".pi_packages", i), s, maxText)
+		own.text(indexed(".pi_packages", i), s, maxText)
+	}
+	for _, one := range own {
+		bad.add(at+one.Field, "%s", one.Problem)
 	}
 	if p.Fallback != nil {
 		p.Fallback.validate(bad, at+".fallback", depth+1)

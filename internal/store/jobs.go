@@ -88,10 +88,11 @@ const enqueue = `
 	ORDER BY n`
 
 func toAccepted(row pgx.CollectableRow) (a job.Accepted, err error) {
-	var lane string
-	if err := row.Scan(&a.ID, &lane, &a.State, &a.Existing); err != nil {
+	var id, lane, state string // pgx scans what is no string of its own by reflection
+	if err := row.Scan(&id, &lane, &state, &a.Existing); err != nil {
 		return a, err
 	}
+	a.ID, a.State = job.ID(id), job.State(state)
 	a.Lane, err = job.ParseLane(lane)
 	return a, err
 }

@@ -1,0 +1,4 @@
+package job
+
+// Scan is scan.
+var Scan = scan
