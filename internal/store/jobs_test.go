@@ -25,32 +25,6 @@ func TestEnqueue(t *testing.T) {
 	d := open(t)
 	count := func() int { return ask[int](d, `SELECT count(*) FROM turnpike.jobs`) }
 
-	t.Run("answers in order, with ids that sort as they came", func(t *testing.T) {
-		var entries []job.Entry
-		for i := range 500 {
-			entries = append(entries, entry(t, func(r *job.Request) { r.Name = fmt.Sprint(i) }))
-		}
-		got, err := d.Enqueue(t.Context(), entries)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !slices.IsSortedFunc(got, func(a, b job.Accepted) int { return strings.Compare(string(a.ID), string(b.ID)) }) {
-			t.Error("ids are out of order")
-		}
-		for i, a := range got {
-			if a.Lane != lane || a.State != job.Queued || a.Existing {
-				t.Fatalf("%+v", a)
-			}
-			if i%100 == 0 {
-				if v := d.get(a.ID); v.Name != fmt.Sprint(i) || string(v.Request) != string(entries[i].Body) || v.Producer != "test" {
-					t.Errorf("%+v", v)
-				}
-			}
-			if a.ID[14] != '7' || !strings.ContainsRune("89ab", rune(a.ID[19])) {
-				t.Errorf("%s is no UUIDv7", a.ID)
-			}
-		}
-	})
 	t.Run("writes all or none", func(t *testing.T) {
 		before := count()
 		bad := entry(t)
@@ -207,6 +181,48 @@ func TestEnqueue(t *testing.T) {
 		}
 		d.enqueue(small)
 	})
+}
+
+func TestEnqueueInOrder(t *testing.T) {
+	t.Parallel()
+	for name, keyed := range map[string]func(i int) bool{
+		"without keys":    func(int) bool { return false },
+		"some with a key": func(i int) bool { return i%3 == 0 },
+		"one with a key":  func(i int) bool { return i == 250 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := open(t)
+			var entries []job.Entry
+			for i := range 500 {
+				entries = append(entries, entry(t, func(r *job.Request) {
+					r.Name = fmt.Sprint(i)
+					if keyed(i) {
+						r.DedupKey = fmt.Sprint("in order ", i)
+					}
+				}))
+			}
+			got, err := d.Enqueue(t.Context(), entries)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.IsSortedFunc(got, func(a, b job.Accepted) int { return strings.Compare(string(a.ID), string(b.ID)) }) {
+				t.Error("ids are out of order")
+			}
+			for i, a := range got {
+				if a.Lane != lane || a.State != job.Queued || a.Existing {
+					t.Fatalf("%+v", a)
+				}
+				if i%100 == 0 {
+					if v := d.get(a.ID); v.Name != fmt.Sprint(i) || string(v.Request) != string(entries[i].Body) || v.Producer != "test" {
+						t.Errorf("%+v", v)
+					}
+				}
+				if a.ID[14] != '7' || !strings.ContainsRune("89ab", rune(a.ID[19])) {
+					t.Errorf("%s is no UUIDv7", a.ID)
+				}
+			}
+		})
+	}
 }
 
 func TestCancel(t *testing.T) {
