@@ -92,9 +92,9 @@ BEGIN
 		SELECT f.*, turnpike.uuid7_at(minted + f.i) AS id, coalesce(f.run_at, now()) AS due, CASE WHEN f.run_at > now() THEN f.run_at END AS wake_at
 		FROM ROWS FROM (jsonb_to_recordset(facts) AS (name text, tenant text, producer text, lane text, agent text, account text,
 			work_key text, work_tags text[], priority integer, run_at timestamptz, deadline timestamptz, concurrency_key text,
-			policy text, max_tries smallint, backoff_ms bigint, checked boolean, chain jsonb), unnest(bodies)) WITH ORDINALITY
+			policy text, max_tries smallint, backoff_ms bigint, checked boolean, chain jsonb)) WITH ORDINALITY
 			f(name, tenant, producer, lane, agent, account, work_key, work_tags, priority, run_at, deadline, concurrency_key,
-			policy, max_tries, backoff_ms, checked, chain, body, i)
+			policy, max_tries, backoff_ms, checked, chain, i)
 	),
 	q AS (
 		INSERT INTO turnpike.queue (job_id, rank, run_at, wake_at, deadline, backoff_ms, max_tries, policy, lane, tenant, agent, account,
@@ -107,7 +107,8 @@ BEGIN
 	),
 	j AS (
 		INSERT INTO turnpike.jobs (job_id, name, tenant, producer, lane, agent, account, work_key, work_tags, run_at, request)
-		SELECT e.id, e.name, e.tenant, e.producer, e.lane, e.agent, e.account, e.work_key, e.work_tags, e.due, e.body
+		SELECT e.id, e.name, e.tenant, e.producer, e.lane, e.agent, e.account, e.work_key, e.work_tags, e.due,
+			bodies[e.i::integer] -- not by way of e, which would copy them
 		FROM e
 	)
 	SELECT e.i, e.id, e.lane, CASE WHEN e.wake_at IS NULL THEN 'queued' ELSE 'scheduled' END, false
@@ -174,9 +175,9 @@ BEGIN
 			FROM ROWS FROM (jsonb_to_recordset(facts) AS (name text, tenant text, producer text, lane text, agent text, account text,
 				work_key text, work_tags text[], retry_of uuid, priority integer, run_at timestamptz, deadline timestamptz, dedup_key text,
 				concurrency_key text, policy text, max_tries smallint, backoff_ms bigint, checked boolean, chain jsonb,
-				after text[], resume_from text), unnest(ids), unnest(bodies), unnest(known)) WITH ORDINALITY
+				after text[], resume_from text), unnest(ids), unnest(known)) WITH ORDINALITY
 				f(name, tenant, producer, lane, agent, account, work_key, work_tags, retry_of, priority, run_at, deadline, dedup_key,
-				concurrency_key, policy, max_tries, backoff_ms, checked, chain, after, resume_from, id, body, earlier, i)
+				concurrency_key, policy, max_tries, backoff_ms, checked, chain, after, resume_from, id, earlier, i)
 			CROSS JOIN LATERAL (SELECT CASE WHEN num_nonnulls(f.after, f.resume_from) > 0 THEN 'after' END) p(parked)
 			WHERE f.earlier IS NULL
 		),
@@ -196,7 +197,7 @@ BEGIN
 		j AS (
 			INSERT INTO turnpike.jobs (job_id, name, tenant, producer, lane, agent, account, work_key, work_tags, run_at, retry_of, resume_from, request)
 			SELECT e.id, e.name, e.tenant, e.producer, e.lane, e.agent, e.account, e.work_key, e.work_tags, e.due, e.retry_of,
-				CASE WHEN e.resume_from NOT LIKE '#%' THEN e.resume_from::uuid END, e.body
+				CASE WHEN e.resume_from NOT LIKE '#%' THEN e.resume_from::uuid END, bodies[e.i::integer]
 			FROM e WHERE (e.id IN (SELECT q.job_id FROM q)) IS TRUE
 		)
 		SELECT e.i, e.id, e.lane, CASE WHEN e.wake_at IS NULL THEN 'queued' ELSE 'scheduled' END, false
