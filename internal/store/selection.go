@@ -437,7 +437,7 @@ const choose = `
 		FROM g JOIN spent s ON s.id = g.spent WHERE g.what = 'budget' AND g.job_id IN (SELECT job_id FROM parked)
 	),
 	m AS (
-		SELECT p.* FROM p JOIN g ON g.job_id = p.job_id WHERE g.what = 'move'
+		SELECT * FROM p WHERE job_id = ANY (ARRAY(SELECT job_id FROM g WHERE what = 'move'))
 	),
 	` + moved + `,
 	freed AS (
