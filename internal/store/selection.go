@@ -73,7 +73,7 @@ func (db *DB) Look(ctx context.Context) (o job.Outlook, err error) {
 		var l job.LaneLoad
 		var lane string
 		var due bool
-		if err = row.Scan(&o.Unchecked, &due, &lane, &l.Slots, &l.Free, &l.Dispatched, &l.Paused, &l.Ready); err != nil {
+		if err := row.Scan(&o.Unchecked, &due, &lane, &l.Slots, &l.Free, &l.Dispatched, &l.Paused, &l.Ready); err != nil {
 			return none, err
 		}
 		o.Due = o.Due || due || l.Paused && l.Ready
