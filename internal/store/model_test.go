@@ -98,17 +98,21 @@ type machine struct {
 	jobs     map[job.ID]*modelJob
 	ids      []job.ID // in the order of their making
 	attempts map[job.Lease]*modelAttempt
-	leases   []heldLease // ever granted
-	sent     []job.Claim // ever dispatched, with the token they were claimed with, if they were
-	paused   map[string]bool
+	leases   []heldLease     // ever granted
+	sent     []job.Claim     // ever dispatched, with the token they were claimed with, if they were
+	paused   map[string]bool // accounts
+	// limited are the accounts that are paused by a limit, 0, or start slowly after one: the
+	// step.
+	limited  map[string]int
 	held     map[string]bool // keys that are paused, TENANT/KEY
-	spent    job.USD         // of the budget of tenant red
+	repeated map[job.ID]bool
+	spent    job.USD // of the budget of tenant red
 	level    job.BudgetState
 }
 
 func TestModel(t *testing.T) {
 	t.Parallel()
-	d := open(t)
+	d := open(t, slowly)
 	look, err := d.pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -125,11 +129,12 @@ func TestModel(t *testing.T) {
 			d.sql(`DELETE FROM turnpike.` + table) // much faster than truncating partitions
 		}
 		m := &machine{d: d, look: look, jobs: map[job.ID]*modelJob{}, attempts: map[job.Lease]*modelAttempt{}, paused: map[string]bool{}, level: job.BudgetOK,
-			held: map[string]bool{}}
+			limited: map[string]int{}, held: map[string]bool{}, repeated: map[job.ID]bool{}}
 		d.budget(budget(job.BudgetTenant, "red", limit))
 		rt.Repeat(map[string]func(*rapid.T){
 			"enqueue":    m.enqueue,
 			"select":     m.selectSome,
+			"select2":    m.selectSome,
 			"claim":      m.claim,
 			"claim2":     m.claim,
 			"beat":       m.beat,
@@ -138,6 +143,9 @@ func TestModel(t *testing.T) {
 			"reap":       m.reap,
 			"cancel":     m.cancel,
 			"wake":       m.wake,
+			"limit":      m.limit,
+			"pace":       m.pace,
+			"redrive":    m.redrive,
 			"redispatch": m.redispatch,
 			"pause":      m.pause,
 			"lift":       m.lift,
@@ -279,59 +287,150 @@ func (m *machine) cross(rt *rapid.T) {
 // raise sets the budget again: what is parked is looked at again, and parked again.
 func (m *machine) raise(*rapid.T) { m.d.budget(budget(job.BudgetTenant, "red", limit)) }
 
-// place is the first profile with capacity; -1 is none.
-func (m *machine) place(j *modelJob) int {
+// free are the profiles with capacity, whatever starts slowly.
+func (m *machine) free(j *modelJob) (l []int) {
 	for i := range modelLanes {
 		if (i == 0 || j.chained) && !m.paused[j.credentialAt(i)] && !j.busy[i] && (j.resume == "" || i == j.at) {
-			return i
+			l = append(l, i)
 		}
 	}
-	return -1
+	return l
+}
+
+// may says that nothing keeps a job from being selected but perhaps a slow start.
+func (m *machine) may(j *modelJob) bool {
+	return j.state == job.Queued && !m.held[j.keyName()] && !j.waits() && !m.broke(j) && !m.taken(j.tenant, j.key) && len(m.free(j)) > 0
+}
+
+// live counts the live jobs of an account, and most is how many there may be while it
+// starts slowly.
+func (m *machine) live(credential string) (n int) {
+	for _, j := range m.jobs {
+		if j.live() && j.credential() == credential {
+			n++
+		}
+	}
+	return n
+}
+
+func (m *machine) slow(credential string) bool { return m.limited[credential] > 0 }
+
+func (m *machine) most(credential string) int { return 1 << (m.limited[credential] - 1) }
+
+// promote has the queue brought up to date, but for times that are yet to come. What
+// waited in vain ends, level by level.
+func (m *machine) promote(rt *rapid.T) (moved int) {
+	m.d.sql(`UPDATE turnpike.queue SET wake_at = now() + interval '1 hour' WHERE state = 'scheduled'`)
+	moved, _, err := m.d.Promote(m.d.t.Context(), m.d.epoch, 1000)
+	if err != nil {
+		rt.Fatal(err)
+	}
+	for again := true; again; {
+		again = false
+		for id, j := range m.jobs {
+			if j.doomed {
+				j.state, again = job.Failed, true
+				m.over(id)
+			}
+		}
+	}
+	return moved
+}
+
+// places reads at which profile the jobs that are not live are now.
+func (m *machine) places(rt *rapid.T) {
+	rows, err := m.d.pool.Query(m.d.t.Context(), `SELECT job_id::text, profile FROM turnpike.queue`)
+	if err != nil {
+		rt.Fatal(err)
+	}
+	var id job.ID
+	var profile int
+	if _, err := pgx.ForEachRow(rows, []any{&id, &profile}, func() error {
+		if j := m.jobs[id]; !j.live() {
+			j.at = profile
+		}
+		return nil
+	}); err != nil {
+		rt.Fatal(err)
+	}
 }
 
 func (m *machine) selectSome(rt *rapid.T) {
 	n := rapid.IntRange(1, 4).Draw(rt, "n")
-	may := map[job.ID]bool{}
-	room := 0
-	keys := map[string]bool{}
-	for id, j := range m.jobs {
-		if j.state != job.Queued || m.held[j.keyName()] || j.waits() || m.broke(j) || m.place(j) < 0 || m.taken(j.tenant, j.key) {
-			continue
-		}
-		may[id] = true
-		if k := j.tenant + "/" + j.key; j.key == "" {
-			room++
-		} else if !keys[k] {
-			keys[k] = true
-			room++
-		}
+	paced := len(m.limited) > 0
+	if paced {
+		m.promote(rt)
 	}
-	// The second time finds what the first took to another lane.
+	m.places(rt)
+	may, before := map[job.ID]bool{}, map[string]int{}
+	for id, j := range m.jobs {
+		may[id] = m.may(j)
+	}
+	for credential := range m.limited {
+		before[credential] = m.live(credential)
+	}
+	// The next time finds what the one before took to another lane, or let out.
 	var got []job.Selected
-	for range 2 {
+	for pass, quiet := 0, 0; quiet < 2 && len(got) < n; pass++ {
+		if quiet++; paced && m.promote(rt) > 0 {
+			quiet = 0
+		}
 		for _, on := range modelLanes {
 			some, err := m.d.Select(m.d.t.Context(), m.d.epoch, on, n-len(got))
 			if err != nil {
 				rt.Fatal(err)
 			}
-			got = append(got, some...)
+			if got = append(got, some...); len(some) > 0 {
+				quiet = 0
+			}
+		}
+		if pass > 50 {
+			rt.Fatal("what is promoted is parked again, and promoted again")
 		}
 	}
-	if len(got) != min(n, room) {
-		rt.Fatalf("selected %d of %d that may run, asked for %d", len(got), room, n)
+	if len(got) > n {
+		rt.Fatalf("selected %d, asked for %d", len(got), n)
 	}
 	for _, s := range got {
-		j := m.jobs[s.Job]
-		if !may[s.Job] || m.taken(j.tenant, j.key) || s.Lane != modelLanes[m.place(j)] {
+		j, at := m.jobs[s.Job], slices.Index(modelLanes, s.Lane)
+		free := m.free(j)
+		if !may[s.Job] || m.taken(j.tenant, j.key) || !slices.Contains(free, at) {
 			rt.Fatalf("selected %s on lane %s, where it may not run: %+v", s.Job, s.Lane, j)
 		}
-		j.at = m.place(j)
+		// The first profile with capacity; to an account that starts slowly it comes only
+		// where no other has any.
+		for _, other := range free {
+			if !m.slow(j.credentialAt(other)) && (other < at || at != j.at && m.slow(j.credentialAt(at))) {
+				rt.Fatalf("selected %s on lane %s before %s: %+v", s.Job, s.Lane, modelLanes[other], j)
+			}
+		}
+		j.at = at
 		j.state = job.Dispatched
 		j.dispatch++
 		if s.Dispatch != j.dispatch || s.Tenant != j.tenant {
 			rt.Fatalf("selected %+v, want number %d", s, j.dispatch)
 		}
 		m.sent = append(m.sent, job.Claim{Job: s.Job, Dispatch: s.Dispatch})
+	}
+	for credential, was := range before {
+		if now := m.live(credential); m.slow(credential) && now > max(was, m.most(credential)) {
+			rt.Fatalf("%d of %s are live, and were %d: it starts slowly, with %d", now, credential, was, m.most(credential))
+		}
+	}
+	if len(got) == n {
+		return
+	}
+	m.places(rt)
+	for id, j := range m.jobs {
+		if !m.may(j) {
+			continue
+		}
+		for _, at := range m.free(j) {
+			// One that is elsewhere waits for the step.
+			if c := j.credentialAt(at); !m.slow(c) || at == j.at && m.live(c) < m.most(c) {
+				rt.Fatalf("selected %d of %d, and not %s, which may run on lane %s: %+v", len(got), n, id, modelLanes[at], j)
+			}
+		}
 	}
 }
 
@@ -495,11 +594,18 @@ func (m *machine) close(j *modelJob, ending job.Ending, isError, started, resuma
 		j.resume = conv
 	}
 	if ending == job.EndLimited || ending == job.EndCredential {
-		m.pauseNow(j.credential())
+		m.pauseNow(j.credential(), ending == job.EndLimited)
 	}
 }
 
-func (m *machine) pauseNow(credential string) {
+// pauseNow pauses an account, until its limit is over or for ever. A limit shortens no
+// pause.
+func (m *machine) pauseNow(credential string, limited bool) {
+	if _, again := m.limited[credential]; !limited {
+		delete(m.limited, credential)
+	} else if again || !m.paused[credential] {
+		m.limited[credential] = 0
+	}
 	m.paused[credential] = true
 	for _, j := range m.jobs {
 		if j.state == job.Dispatched && j.credential() == credential {
@@ -614,10 +720,12 @@ func (m *machine) cancel(rt *rapid.T) {
 	}
 }
 
-// wake lets the time pass that jobs and pauses with an end wait for, and deadlines. What
-// waited in vain ends, level by level.
+// wake lets the time pass that jobs and pauses with an end wait for, and deadlines.
 func (m *machine) wake(rt *rapid.T) {
-	m.d.sql(`UPDATE turnpike.pauses SET until = now() - interval '1 second' WHERE until < 'infinity'`)
+	m.d.sql(`UPDATE turnpike.pauses SET until = now() - interval '1 second' WHERE until > now() AND until < 'infinity'`)
+	for credential, step := range m.limited {
+		m.limited[credential] = max(step, 1)
+	}
 	left := map[string]bool{}
 	for _, name := range names(m.d, `SELECT name FROM turnpike.pauses WHERE scope = 'account' AND until = 'infinity'`) {
 		left[name] = true
@@ -642,14 +750,99 @@ func (m *machine) wake(rt *rapid.T) {
 		j.state = job.Failed
 		m.over(job.ID(expired))
 	}
-	for again := true; again; {
-		again = false
-		for id, j := range m.jobs {
-			if j.doomed {
-				j.state, again = job.Failed, true
-				m.over(id)
-			}
+	m.promote(rt)
+}
+
+// limit has an account start slowly that met its limit and let it pass, with jobs that
+// nothing else holds up.
+func (m *machine) limit(rt *rapid.T) {
+	name := rapid.SampledFrom([]string{"main", store.DefaultAccount("claude")}).Draw(rt, "account")
+	if m.paused[name] {
+		rt.Skip("it is paused")
+	}
+	m.d.sql(`INSERT INTO turnpike.pauses (scope, name, until, reason, by, ending) VALUES ('account', $1, now() - interval '1 second', '', '', 'limited')
+		ON CONFLICT (scope, name) DO UPDATE SET until = excluded.until, ending = excluded.ending`, name)
+	m.limited[name] = 1
+	for range 3 {
+		j := &modelJob{tenant: "blue", policy: job.RetryAlways, max: 4, state: job.Queued}
+		if name == "main" {
+			j.account = name
 		}
+		id := m.d.enqueue(func(r *job.Request) {
+			r.Tenant, r.Account, r.Retry.Policy, r.Retry.MaxTries, r.Priority = j.tenant, j.account, j.policy, j.max, 1
+		})
+		m.jobs[id], m.ids = j, append(m.ids, id)
+	}
+}
+
+// pace has the accounts that start slowly come to their next step.
+func (m *machine) pace(*rapid.T) {
+	m.d.sql(`UPDATE turnpike.pauses SET until = until - interval '1 hour' WHERE until <= now()`)
+	m.d.sql(`UPDATE turnpike.queue SET wake_at = wake_at - interval '1 hour' WHERE parked = 'pause' AND wake_at < 'infinity'`)
+	for credential, step := range m.limited {
+		switch {
+		case step == 10:
+			delete(m.limited, credential)
+		case step > 0:
+			m.limited[credential]++
+		}
+	}
+}
+
+// redrive runs again, part by part, what ended as it says and was not run again before.
+func (m *machine) redrive(rt *rapid.T) {
+	r := job.Redrive{
+		States:  rapid.SampledFrom([][]job.State{{job.Failed}, {job.Cancel}, {job.Failed, job.Cancel}}).Draw(rt, "states"),
+		Tenants: rapid.SampledFrom([][]string{nil, {"red"}}).Draw(rt, "tenants"),
+		Limit:   rapid.IntRange(1, 3).Draw(rt, "limit"),
+	}
+	var want []job.ID
+	passed := 0
+	for _, id := range m.ids {
+		switch j := m.jobs[id]; {
+		case !slices.Contains(r.States, j.state), r.Tenants != nil && !slices.Contains(r.Tenants, j.tenant):
+		case m.repeated[id]:
+			passed++
+		default:
+			want = append(want, id)
+		}
+	}
+	slices.Sort(want)
+	var got []job.ID
+	for {
+		a, err := m.d.Redrive(m.d.t.Context(), r, "me")
+		if err != nil {
+			rt.Fatal(err)
+		}
+		for _, one := range a.Jobs {
+			old := m.jobs[one.RetryOf]
+			if old == nil || one.ID == "" || one.Existing || one.Refused {
+				rt.Fatalf("redrove %+v", one)
+			}
+			got = append(got, one.RetryOf)
+			m.repeated[one.RetryOf] = true
+			// Neither its time nor whom it waited for.
+			m.jobs[one.ID] = &modelJob{tenant: old.tenant, key: old.key, account: old.account, policy: old.policy, max: old.max, chained: old.chained, state: job.Queued}
+			m.ids = append(m.ids, one.ID)
+		}
+		passed -= a.PassedOver
+		if r.After = a.Next; a.Next == "" {
+			break
+		}
+	}
+	if passed != 0 || !slices.Equal(want, got) {
+		rt.Fatalf("redrove %v, want %v; %d more were to be passed over", got, want, passed)
+	}
+	unchecked, err := m.d.Unchecked(m.d.t.Context(), m.d.epoch, 1000)
+	if err != nil || len(unchecked) != len(got) {
+		rt.Fatalf("%d of %d are yet to be checked, %v", len(unchecked), len(got), err)
+	}
+	var fine []job.ID
+	for _, u := range unchecked {
+		fine = append(fine, u.ID)
+	}
+	if err := m.d.Checked(m.d.t.Context(), m.d.epoch, fine, nil); err != nil {
+		rt.Fatal(err)
 	}
 }
 
@@ -658,16 +851,16 @@ func (m *machine) pause(rt *rapid.T) {
 	if _, err := m.d.Pause(m.d.t.Context(), job.ScopeAccount, name, time.Time{}, "me", "test"); err != nil {
 		rt.Fatal(err)
 	}
-	m.pauseNow(name)
+	m.pauseNow(name, false)
 }
 
 func (m *machine) lift(rt *rapid.T) {
-	for _, name := range slices.Sorted(maps.Keys(m.paused)) {
+	for _, name := range []string{"main", store.DefaultAccount("claude"), store.DefaultAccount("codex")} {
 		if err := m.d.Lift(m.d.t.Context(), job.ScopeAccount, name, "me", "test"); err != nil {
 			rt.Fatal(err)
 		}
 	}
-	m.paused = map[string]bool{}
+	m.paused, m.limited = map[string]bool{}, map[string]int{}
 }
 
 // hold pauses a key: what is on offer goes back.
