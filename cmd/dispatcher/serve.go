@@ -234,7 +234,7 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	metrics := dispatcher.NewMetrics(reg)
-	bell := dispatcher.NewBell()
+	bell, offers := dispatcher.NewBell(), &dispatcher.Offers{}
 	health := &dispatcher.Health{Log: log}
 	d := &dispatcher.Dispatcher{
 		Store: db,
@@ -246,10 +246,10 @@ func serve(ctx context.Context, cfg settings, log *slog.Logger) error {
 			}
 			return err
 		},
-		Holder: holder, Bell: bell, Lease: cfg.lease, AckWait: cfg.ackWait, Poll: cfg.poll,
+		Holder: holder, Bell: bell, Offers: offers, Lease: cfg.lease, AckWait: cfg.ackWait, Poll: cfg.poll,
 		Health: health, Metrics: metrics, Log: log,
 	}
-	intake := &dispatcher.Intake{Jobs: db, Bell: bell, Metrics: metrics, Log: log}
+	intake := &dispatcher.Intake{Jobs: db, Bell: bell, Offers: offers, Metrics: metrics, Log: log}
 	control := &dispatcher.Control{Jobs: db, Bell: bell, Log: log}
 	front := api.Config{
 		Intake:      intake,

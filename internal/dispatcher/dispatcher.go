@@ -39,6 +39,7 @@ type Dispatcher struct {
 
 	Holder     string        // names this process; required
 	Bell       Bell          // rung by Intake; required
+	Offers     *Offers       // Intake's; nil: every job goes by selection
 	LeaderTTL  time.Duration // default 5 s
 	Lease      time.Duration // the store's; default 60 s
 	AckWait    time.Duration // the stream's; default 30 s
@@ -75,7 +76,7 @@ func (d *Dispatcher) lead(ctx context.Context, epoch int64) {
 	d.Log.Info("leading", "epoch", epoch)
 	d.Metrics.leader(true)
 	relay := &Relay{Jobs: d.Store, Publisher: d.Publisher, Streams: d.Streams, AckWait: d.AckWait, Health: d.Health, Metrics: d.Metrics, Log: d.Log}
-	selection := &Selection{Jobs: d.Store, Relay: relay, Bell: d.Bell, Poll: d.Poll, Floor: d.Floor, Health: d.Health, Metrics: d.Metrics, Log: d.Log}
+	selection := &Selection{Jobs: d.Store, Relay: relay, Bell: d.Bell, Poll: d.Poll, Floor: d.Floor, Offers: d.Offers, Health: d.Health, Metrics: d.Metrics, Log: d.Log}
 	reaper := &Reaper{Attempts: d.Store, Lease: d.Lease, Bell: d.Bell, Health: d.Health, Metrics: d.Metrics, Log: d.Log}
 	janitor := &Janitor{Sweep: d.Sweep, Every: d.SweepEvery, Health: d.Health}
 	watch := &Watch{Jobs: d.Store, Bell: d.Bell, Health: d.Health, Metrics: d.Metrics, Log: d.Log}
@@ -83,6 +84,9 @@ func (d *Dispatcher) lead(ctx context.Context, epoch int64) {
 	var all sync.WaitGroup
 	for _, run := range []func(context.Context, int64){relay.Run, selection.Run, reaper.Run, janitor.Run, watch.Run, schedules.Run} {
 		all.Go(func() { run(ctx, epoch) })
+	}
+	if d.Offers != nil {
+		all.Go(func() { d.Offers.run(ctx, relay, d.Log) })
 	}
 	all.Wait()
 	d.Metrics.leader(false)

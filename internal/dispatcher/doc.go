@@ -14,6 +14,8 @@
 //
 //	Intake     decodes and enqueues; answers after commit; rings the bell, which may be lost
 //	Selection  on the bell and every 250 ms: checks, promotes, fills each lane's window
+//	Offers     lets a job by selection where nothing has to be decided about it: Intake's
+//	           commit dispatches it
 //	Relay      publishes after the selection's commit is known, notes it lazily
 //	Results    settles reports that workers could not bring to Postgres
 //	Reaper     closes attempts whose lease lapsed, after a full lease of unbroken ticks

@@ -29,8 +29,9 @@ type Waker interface {
 // Intake accepts requests. Its answers are given after commit.
 type Intake struct {
 	Jobs    Enqueuer
-	Waker   Waker // nil: the leader polls
-	Bell    Bell  // of this process's selection, should it lead
+	Waker   Waker   // nil: the leader polls
+	Bell    Bell    // of this process's selection, should it lead
+	Offers  *Offers // likewise; nil: every job goes by selection
 	Metrics *Metrics
 	Log     *slog.Logger
 
@@ -117,6 +118,9 @@ func problemsOf(err error) job.Invalid {
 }
 
 func (i *Intake) enqueue(ctx context.Context, entries []job.Entry) ([]job.Accepted, error) {
+	for n := range entries {
+		entries[n].Offer = i.Offers.take(entries[n].Request.Lane())
+	}
 	accepted, err := i.Jobs.Enqueue(ctx, entries)
 	if err != nil {
 		return nil, fmt.Errorf("enqueue: %w", err)
@@ -125,13 +129,24 @@ func (i *Intake) enqueue(ctx context.Context, entries []job.Entry) ([]job.Accept
 		return nil, fmt.Errorf("enqueue: %w: the job it stands for is not kept any more; use another key", job.ErrConflict)
 	}
 	fresh := 0
-	for _, a := range accepted {
-		if !a.Existing {
-			fresh++
+	var offered []job.Selected
+	for n, a := range accepted {
+		if a.Existing {
+			continue
+		}
+		fresh++
+		if entries[n].Offer && a.State == job.Dispatched {
+			offered = append(offered, job.Selected{
+				Delivery: job.Delivery{Version: job.MessageVersion, Job: a.ID, Dispatch: 1, Lane: a.Lane},
+				Tenant:   entries[n].Request.Tenant,
+			})
 		}
 	}
 	i.Metrics.enqueued(fresh)
-	if fresh > 0 {
+	if len(offered) > 0 {
+		i.Offers.publish(offered)
+	}
+	if fresh > len(offered) {
 		wake(i.Waker, i.Bell, i.Log)
 	}
 	return accepted, nil

@@ -33,6 +33,7 @@ type Selection struct {
 	Bell    Bell
 	Poll    time.Duration // without a ring; default 250 ms
 	Floor   int           // the smallest window of a lane; default 4
+	Offers  *Offers       // told what room is left; nil: nobody asks
 	Health  *Health
 	Metrics *Metrics
 	Log     *slog.Logger
@@ -79,16 +80,20 @@ func (s *Selection) round(ctx context.Context, epoch int64) (busy bool, err erro
 			return false, err
 		}
 	}
+	left := make(map[job.Lane]int, len(o.Lanes))
+	defer func() { s.Offers.grant(left) }()
 	for _, l := range o.Lanes {
 		s.Metrics.load(l)
 		room := s.room(l)
 		if room == 0 || !l.Ready {
+			left[l.Lane] = room
 			continue
 		}
 		selected, err := s.Jobs.Select(ctx, epoch, l.Lane, room)
 		if err != nil {
 			return false, err
 		}
+		left[l.Lane] = room - len(selected)
 		if len(selected) == 0 {
 			continue
 		}

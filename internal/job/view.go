@@ -18,6 +18,10 @@ type Entry struct {
 	// same job, and another body ErrConflict. It is the producer's own.
 	IdempotencyKey string
 	RetryOf        ID // the finished job this one repeats
+	// Offer asks for the job to be dispatched at once, where nothing has to be decided
+	// about it. It is Dispatched in the answer then, for the first time, and is to be
+	// published by whoever asked.
+	Offer bool
 }
 
 // Accepted is the answer to one Entry.

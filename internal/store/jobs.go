@@ -39,6 +39,7 @@ type facts struct {
 	After          []string  `json:"after,omitempty"`
 	ResumeFrom     string    `json:"resume_from,omitempty"`
 	Anyway         bool      `json:"anyway,omitempty"` // it runs whatever becomes of those
+	Offer          bool      `json:"offer,omitempty"`
 }
 
 // place is a job.Place as turnpike.place reads it.
@@ -74,7 +75,7 @@ func factsOf(e job.Entry) facts {
 		WorkKey: r.Work.Key, WorkTags: tags, RetryOf: e.RetryOf, Priority: r.Priority, RunAt: r.RunAt, Deadline: r.Deadline,
 		DedupKey: r.DedupKey, ConcurrencyKey: r.ConcurrencyKey, Policy: string(r.Retry.Policy), MaxTries: r.Retry.MaxTries,
 		BackoffMS:      (r.Retry.Backoff.Std() + time.Millisecond - 1).Milliseconds(), // rounded up: only zero is none
-		IdempotencyKey: e.IdempotencyKey, Checked: true, Chain: chainOf(r), ResumeFrom: r.ResumeFrom,
+		IdempotencyKey: e.IdempotencyKey, Checked: true, Chain: chainOf(r), ResumeFrom: r.ResumeFrom, Offer: e.Offer,
 	}
 	if r.After != nil {
 		f.After, f.Anyway = r.After.Jobs, r.After.OnFailure == job.AfterRun

@@ -34,6 +34,7 @@ type system struct {
 	broker *server.Server
 	conn   *queue.Conn
 	bell   dispatcher.Bell
+	offers *dispatcher.Offers
 	intake *dispatcher.Intake
 	dir    string
 	lane   job.Lane
@@ -42,7 +43,7 @@ type system struct {
 
 // open sets everything up and starts no loop.
 func open(ctx context.Context, dsn, dir string, log *slog.Logger) (_ *system, err error) {
-	s := &system{bell: dispatcher.NewBell(), dir: dir, log: log}
+	s := &system{bell: dispatcher.NewBell(), offers: &dispatcher.Offers{}, dir: dir, log: log}
 	if s.lane, err = job.ParseLane("none/default"); err != nil {
 		return nil, err
 	}
@@ -78,7 +79,7 @@ func open(ctx context.Context, dsn, dir string, log *slog.Logger) (_ *system, er
 	if s.conn, err = queue.Connect(queue.Config{URL: s.broker.ClientURL(), Name: "bench", Log: log}); err != nil {
 		return nil, err
 	}
-	s.intake = &dispatcher.Intake{Jobs: s.db, Waker: s.conn, Bell: s.bell, Log: log}
+	s.intake = &dispatcher.Intake{Jobs: s.db, Waker: s.conn, Bell: s.bell, Offers: s.offers, Log: log}
 	return s, nil
 }
 
@@ -155,7 +156,7 @@ func (s *system) serve(ctx context.Context, slots int, turn worker.Runner) (stop
 	d := &dispatcher.Dispatcher{
 		Store: s.db, Publisher: s.conn, Streams: &queue.Admin{Conn: s.conn}, Reports: s.conn, Wakes: s.conn,
 		Sweep:  func(context.Context, int64) error { return nil },
-		Holder: "bench", Bell: s.bell, Health: &dispatcher.Health{Log: s.log}, Log: s.log,
+		Holder: "bench", Bell: s.bell, Offers: s.offers, Health: &dispatcher.Health{Log: s.log}, Log: s.log,
 	}
 	p := &worker.Pool{
 		Turns: &worker.Turns{
