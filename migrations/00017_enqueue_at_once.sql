@@ -1,6 +1,8 @@
 -- +goose Up
 
--- Enqueueing is cheaper: what most requests are, with no key and nothing to wait for, is
+-- A job can go on offer as it is enqueued: on a lane in which nothing else waits, while
+-- nothing is paused and no budget is set, there is nothing for selection to decide. And
+-- enqueueing is cheaper: what most requests are, with no key and nothing to wait for, is
 -- written by one statement that neither joins nor looks for an earlier job. The release
 -- before calls it as it did.
 SET LOCAL lock_timeout = '10s';
@@ -67,8 +69,37 @@ END $$;
 -- +goose StatementEnd
 
 -- +goose StatementBegin
+-- Those of some lanes on which nothing has to be decided about a job without key and
+-- fallbacks.
+CREATE FUNCTION turnpike.calm(lanes text[]) RETURNS text[]
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+-- Its plans are kept, and the tables are empty when they are made.
+SET enable_seqscan = off AS $$
+BEGIN
+	IF EXISTS (SELECT FROM turnpike.budgets) OR EXISTS (SELECT FROM turnpike.pauses p WHERE p.until > now())
+		OR EXISTS (SELECT FROM turnpike.slow_starts()) THEN
+		RETURN '{}';
+	END IF;
+	RETURN ARRAY(SELECT l FROM unnest(lanes) l WHERE NOT EXISTS (SELECT FROM turnpike.queue q WHERE q.lane = l AND q.ready IS NOT NULL));
+END $$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+-- Whether an entry goes on offer as it is written. It is written into the statement that
+-- calls it.
+CREATE FUNCTION turnpike.at_once(offer boolean, lane text, calm text[], checked boolean, concurrency_key text, chain jsonb, run_at timestamptz, deadline timestamptz)
+RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+	SELECT coalesce(offer, false) AND lane = ANY (calm) AND checked AND concurrency_key IS NULL AND chain IS NULL
+		AND coalesce(run_at <= now(), true) AND coalesce(deadline > now(), true)
+$$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
 -- Writes jobs and their queue rows, all or none, and answers with them in no order: n is
 -- an entry's place. facts are what turnpike.facts reads from a request and who enqueues.
+-- An entry that is an offer is written as dispatched, under number 1, where nothing has to
+-- be decided about it; who asked for that publishes it.
 CREATE OR REPLACE FUNCTION turnpike.accept(facts jsonb, bodies json[])
 RETURNS TABLE (n bigint, job_id uuid, lane text, state text, existing boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -77,32 +108,38 @@ DECLARE
 	total bigint := jsonb_array_length(facts);
 	-- Ids are a microsecond apart, so that they sort as the entries came.
 	minted bigint := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
+	calm text[] := '{}';
 BEGIN
 	IF total IS DISTINCT FROM coalesce(array_length(bodies, 1), 0)::bigint THEN
 		RAISE EXCEPTION 'accept: % facts for % bodies', total, array_length(bodies, 1);
 	END IF;
+	IF jsonb_path_exists(facts, '$[*].offer') THEN
+		calm := turnpike.calm(ARRAY(SELECT DISTINCT f.lane FROM jsonb_to_recordset(facts) AS f(lane text, offer boolean) WHERE f.offer));
+	END IF;
 	IF jsonb_path_exists(facts, '$[*] ? (exists (@.dedup_key) || exists (@.idempotency_key) || exists (@.after)
 		|| exists (@.resume_from) || exists (@.retry_of))') THEN
-		RETURN QUERY SELECT * FROM turnpike.accept_keyed(facts, bodies, minted);
+		RETURN QUERY SELECT * FROM turnpike.accept_keyed(facts, bodies, minted, calm);
 		RETURN;
 	END IF;
 
 	RETURN QUERY
 	WITH e AS MATERIALIZED (
-		SELECT f.*, turnpike.uuid7_at(minted + f.i) AS id, coalesce(f.run_at, now()) AS due, CASE WHEN f.run_at > now() THEN f.run_at END AS wake_at
+		SELECT f.*, turnpike.at_once(f.offer, f.lane, calm, f.checked, f.concurrency_key, f.chain, f.run_at, f.deadline) AS offered,
+			turnpike.uuid7_at(minted + f.i) AS id, coalesce(f.run_at, now()) AS due, CASE WHEN f.run_at > now() THEN f.run_at END AS wake_at
 		FROM ROWS FROM (jsonb_to_recordset(facts) AS (name text, tenant text, producer text, lane text, agent text, account text,
 			work_key text, work_tags text[], priority integer, run_at timestamptz, deadline timestamptz, concurrency_key text,
-			policy text, max_tries smallint, backoff_ms bigint, checked boolean, chain jsonb)) WITH ORDINALITY
+			policy text, max_tries smallint, backoff_ms bigint, checked boolean, chain jsonb, offer boolean)) WITH ORDINALITY
 			f(name, tenant, producer, lane, agent, account, work_key, work_tags, priority, run_at, deadline, concurrency_key,
-			policy, max_tries, backoff_ms, checked, chain, i)
+			policy, max_tries, backoff_ms, checked, chain, offer, i)
 	),
 	q AS (
 		INSERT INTO turnpike.queue (job_id, rank, run_at, wake_at, deadline, backoff_ms, max_tries, policy, lane, tenant, agent, account,
-			concurrency_key, state, checked, chain)
+			concurrency_key, state, checked, chain, dispatched_at, dispatch_no)
 		-- A point of priority is worth a minute of waiting.
 		SELECT e.id, (date_part('epoch', e.due) * 1000000)::bigint - e.priority * 60000000::bigint, e.due, e.wake_at, e.deadline,
 			e.backoff_ms, e.max_tries, e.policy, e.lane, e.tenant, e.agent, e.account, e.concurrency_key,
-			CASE WHEN e.wake_at IS NULL THEN 'queued' ELSE 'scheduled' END::turnpike.job_state, e.checked, e.chain
+			CASE WHEN e.offered THEN 'dispatched' WHEN e.wake_at IS NULL THEN 'queued' ELSE 'scheduled' END::turnpike.job_state, e.checked, e.chain,
+			CASE WHEN e.offered THEN now() END, e.offered::integer
 		FROM e
 	),
 	j AS (
@@ -111,7 +148,7 @@ BEGIN
 			bodies[e.i::integer] -- not by way of e, which would copy them
 		FROM e
 	)
-	SELECT e.i, e.id, e.lane, CASE WHEN e.wake_at IS NULL THEN 'queued' ELSE 'scheduled' END, false
+	SELECT e.i, e.id, e.lane, CASE WHEN e.offered THEN 'dispatched' WHEN e.wake_at IS NULL THEN 'queued' ELSE 'scheduled' END, false
 	FROM e;
 
 	IF EXISTS (SELECT FROM turnpike.limits) THEN
@@ -123,7 +160,7 @@ END $$;
 -- +goose StatementBegin
 -- accept for entries of which an earlier job may take the place of one, or that wait for
 -- others.
-CREATE FUNCTION turnpike.accept_keyed(facts jsonb, bodies json[], minted bigint)
+CREATE FUNCTION turnpike.accept_keyed(facts jsonb, bodies json[], minted bigint, calm text[])
 RETURNS TABLE (n bigint, job_id uuid, lane text, state text, existing boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -171,22 +208,24 @@ BEGIN
 	FOR tries IN 1..10 LOOP
 		RETURN QUERY
 		WITH e AS MATERIALIZED (
-			SELECT f.*, coalesce(f.run_at, now()) AS due, p.parked, CASE WHEN f.run_at > now() AND p.parked IS NULL THEN f.run_at END AS wake_at
+			SELECT f.*, p.parked IS NULL AND turnpike.at_once(f.offer, f.lane, calm, f.checked, f.concurrency_key, f.chain, f.run_at, f.deadline) AS offered,
+				coalesce(f.run_at, now()) AS due, p.parked, CASE WHEN f.run_at > now() AND p.parked IS NULL THEN f.run_at END AS wake_at
 			FROM ROWS FROM (jsonb_to_recordset(facts) AS (name text, tenant text, producer text, lane text, agent text, account text,
 				work_key text, work_tags text[], retry_of uuid, priority integer, run_at timestamptz, deadline timestamptz, dedup_key text,
 				concurrency_key text, policy text, max_tries smallint, backoff_ms bigint, checked boolean, chain jsonb,
-				after text[], resume_from text), unnest(ids), unnest(known)) WITH ORDINALITY
+				after text[], resume_from text, offer boolean), unnest(ids), unnest(known)) WITH ORDINALITY
 				f(name, tenant, producer, lane, agent, account, work_key, work_tags, retry_of, priority, run_at, deadline, dedup_key,
-				concurrency_key, policy, max_tries, backoff_ms, checked, chain, after, resume_from, id, earlier, i)
+				concurrency_key, policy, max_tries, backoff_ms, checked, chain, after, resume_from, offer, id, earlier, i)
 			CROSS JOIN LATERAL (SELECT CASE WHEN num_nonnulls(f.after, f.resume_from) > 0 THEN 'after' END) p(parked)
 			WHERE f.earlier IS NULL
 		),
 		q AS (
 			INSERT INTO turnpike.queue (job_id, rank, run_at, wake_at, deadline, backoff_ms, max_tries, policy, lane, tenant, agent, account,
-				concurrency_key, dedup_key, state, parked, checked, chain)
+				concurrency_key, dedup_key, state, parked, checked, chain, dispatched_at, dispatch_no)
 			SELECT e.id, (date_part('epoch', e.due) * 1000000)::bigint - e.priority * 60000000::bigint, e.due, e.wake_at, e.deadline,
 				e.backoff_ms, e.max_tries, e.policy, e.lane, e.tenant, e.agent, e.account, e.concurrency_key, e.dedup_key,
-				CASE WHEN e.wake_at IS NULL THEN 'queued' ELSE 'scheduled' END::turnpike.job_state, e.parked, e.checked, e.chain
+				CASE WHEN e.offered THEN 'dispatched' WHEN e.wake_at IS NULL THEN 'queued' ELSE 'scheduled' END::turnpike.job_state, e.parked, e.checked, e.chain,
+				CASE WHEN e.offered THEN now() END, e.offered::integer
 			FROM e
 			ORDER BY e.tenant, e.dedup_key, e.i
 			ON CONFLICT (tenant, dedup_key) WHERE dedup_key IS NOT NULL DO NOTHING
@@ -200,7 +239,7 @@ BEGIN
 				CASE WHEN e.resume_from NOT LIKE '#%' THEN e.resume_from::uuid END, bodies[e.i::integer]
 			FROM e WHERE (e.id IN (SELECT q.job_id FROM q)) IS TRUE
 		)
-		SELECT e.i, e.id, e.lane, CASE WHEN e.wake_at IS NULL THEN 'queued' ELSE 'scheduled' END, false
+		SELECT e.i, e.id, e.lane, CASE WHEN e.offered THEN 'dispatched' WHEN e.wake_at IS NULL THEN 'queued' ELSE 'scheduled' END, false
 		FROM e WHERE (e.id IN (SELECT q.job_id FROM q)) IS TRUE;
 		GET DIAGNOSTICS rows = ROW_COUNT;
 		EXIT WHEN rows = total;
@@ -249,5 +288,7 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
-REVOKE ALL ON FUNCTION turnpike.uuid7_at(bigint), turnpike.within_limits(text[]), turnpike.accept_keyed(jsonb, json[], bigint) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION turnpike.uuid7_at(bigint), turnpike.within_limits(text[]), turnpike.accept_keyed(jsonb, json[], bigint) TO turnpike_dispatcher;
+REVOKE ALL ON FUNCTION turnpike.uuid7_at(bigint), turnpike.within_limits(text[]), turnpike.calm(text[]), turnpike.at_once(boolean, text, text[], boolean, text, jsonb, timestamptz, timestamptz),
+	turnpike.accept_keyed(jsonb, json[], bigint, text[]) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION turnpike.uuid7_at(bigint), turnpike.within_limits(text[]), turnpike.calm(text[]), turnpike.at_once(boolean, text, text[], boolean, text, jsonb, timestamptz, timestamptz),
+	turnpike.accept_keyed(jsonb, json[], bigint, text[]) TO turnpike_dispatcher;

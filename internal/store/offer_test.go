@@ -43,7 +43,9 @@ func TestOffer(t *testing.T) {
 			first: func(d *desk) { d.enqueue(func(r *job.Request) { r.Pool = "other" }) }},
 		{name: "its lane has a job that waits", want: job.Queued, first: func(d *desk) { d.enqueue() }},
 		{name: "a key", edit: key("k"), want: job.Queued},
-		{name: "a dedup key", edit: func(r *job.Request) { r.DedupKey = "d" }, want: job.Queued},
+		{name: "a dedup key", edit: func(r *job.Request) { r.DedupKey = "d" }, want: job.Dispatched},
+		{name: "what it comes after is not over", want: job.Queued, first: func(d *desk) { d.enqueue(func(r *job.Request) { r.Pool = "other" }) },
+			edit: func(r *job.Request) { r.After = &job.After{Jobs: []string{"earlier"}, OnFailure: job.AfterFail} }},
 		{name: "fallbacks", edit: func(r *job.Request) { r.Profile.Fallback = &job.Profile{Agent: "codex", Sandbox: "none"} }, want: job.Queued},
 		{name: "its time is to come", edit: func(r *job.Request) { r.RunAt = time.Now().Add(time.Hour) }, want: job.Scheduled},
 		{name: "its account is paused", first: pausing(job.ScopeAccount, "~claude"), want: job.Queued},
@@ -60,11 +62,14 @@ func TestOffer(t *testing.T) {
 			if c.first != nil {
 				c.first(d)
 			}
-			edit := c.edit
-			if edit == nil {
-				edit = func(*job.Request) {}
-			}
-			got := d.offer(edit)
+			got := d.offer(func(r *job.Request) {
+				if c.edit != nil {
+					c.edit(r)
+				}
+				if r.After != nil {
+					r.After.Jobs = []string{ask[string](d, `SELECT job_id::text FROM turnpike.queue`)}
+				}
+			})
 			if got.State != c.want || d.state(got.ID) != c.want {
 				t.Fatalf("%s, and %s on record; want %s", got.State, d.state(got.ID), c.want)
 			}
@@ -104,13 +109,17 @@ func TestOffer(t *testing.T) {
 		d := open(t)
 		e := entry(t)
 		e.Offer, e.IdempotencyKey = true, "once"
-		for range 2 {
-			if _, err := d.Enqueue(t.Context(), []job.Entry{e}); err != nil {
+		for n := range 2 {
+			got, err := d.Enqueue(t.Context(), []job.Entry{e})
+			if err != nil {
 				t.Fatal(err)
 			}
+			if a := got[0]; a.State != job.Dispatched || a.Existing != (n > 0) {
+				t.Errorf("enqueued as %+v", a)
+			}
 		}
-		if n := ask[int](d, `SELECT count(*) FROM turnpike.queue WHERE dispatch_no = 0`); n != 1 {
-			t.Errorf("%d jobs that were never dispatched, want one", n)
+		if n := ask[int](d, `SELECT sum(dispatch_no) FROM turnpike.queue`); n != 1 {
+			t.Errorf("dispatched %d times", n)
 		}
 	})
 }
