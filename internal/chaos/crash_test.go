@@ -48,7 +48,8 @@ func TestDispatcherCrashes(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			one := chaos.Job{Tenant: "t0", Policy: job.RetryNever, Tries: 1, Backoff: time.Second, Timeout: time.Minute}
+			// With a key it goes by selection.
+			one := chaos.Job{Tenant: "t0", ConcurrencyKey: "k", Policy: job.RetryNever, Tries: 1, Backoff: time.Second, Timeout: time.Minute}
 			plan := &chaos.Plan{Size: chaos.Size{Turns: 1, Workers: 1, Dispatchers: 1, Lease: 4 * time.Second, Rate: 1}, Jobs: []chaos.Job{one}}
 			s := newSite(t, plan, func(int, int) chaos.Script {
 				return chaos.Script{Steps: []chaos.Step{{Do: chaos.Tool}, {Do: chaos.Result, Cost: 1}}}
