@@ -147,7 +147,8 @@ const crossings = `
 	),
 	l AS MATERIALIZED (
 		SELECT q.job_id, q.tenant, q.concurrency_key, q.budgets FROM turnpike.queue q
-		WHERE q.dispatched_at IS NOT NULL AND q.budgets IS NOT NULL AND q.state = 'dispatched'
+		WHERE EXISTS (SELECT FROM v WHERE state = 'spent') -- mostly none, and then nothing is read
+			AND q.dispatched_at IS NOT NULL AND q.budgets IS NOT NULL AND q.state = 'dispatched'
 			AND q.budgets && ARRAY(SELECT id FROM v WHERE state = 'spent')
 		ORDER BY q.job_id
 		FOR UPDATE
