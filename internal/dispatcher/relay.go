@@ -64,6 +64,7 @@ type Relay struct {
 
 const (
 	noteEvery    = 200 * time.Millisecond
+	idleEvery    = time.Second // while there is nothing to note
 	rescanEvery  = 5 * time.Second
 	ensureEvery  = 5 * time.Second
 	relayBatch   = 500
@@ -135,6 +136,9 @@ func (r *Relay) Run(ctx context.Context, epoch int64) {
 	loop(ctx, bell, func(ctx context.Context) (time.Duration, error) {
 		err := r.round(ctx, w)
 		r.Health.note("relay", err)
+		if r.idle() {
+			return idleEvery, err
+		}
 		return noteEvery, err
 	})
 	// What is acked and not noted would be published again by the next leader: harmless,
@@ -189,6 +193,13 @@ func (r *Relay) ackWait() time.Duration {
 		return 30 * time.Second
 	}
 	return r.AckWait
+}
+
+// idle says that nothing is on its way or to be noted.
+func (r *Relay) idle() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.flight) == 0
 }
 
 func (r *Relay) takeFailure() error {

@@ -44,6 +44,8 @@ const (
 	promoteBatch = 500
 	// busyPoll is the wait while lanes take jobs as fast as they are offered.
 	busyPoll = 10 * time.Millisecond
+	// quietRounds without anything to do are followed by ones twice as far apart.
+	quietRounds = 40
 	// maxWindow bounds one selecting transaction.
 	maxWindow = 500
 )
@@ -54,30 +56,38 @@ func (s *Selection) Run(ctx context.Context, epoch int64) {
 	if poll <= 0 {
 		poll = 250 * time.Millisecond
 	}
+	quiet := 0
 	loop(ctx, s.Bell, func(ctx context.Context) (time.Duration, error) {
-		busy, err := s.round(ctx, epoch)
+		found, busy, err := s.round(ctx, epoch)
 		s.Health.note("selection", err)
-		if busy && err == nil {
+		if quiet++; found || err != nil {
+			quiet = 0
+		}
+		switch {
+		case busy && err == nil:
 			return busyPoll, nil
+		case quiet > quietRounds:
+			return 2 * poll, nil
 		}
 		return poll, err
 	})
 }
 
 // round checks, promotes and fills every lane's window, as far as there is anything to
-// check, promote or select: a look alone costs no commit. busy says that there is
-// probably more to do at once.
-func (s *Selection) round(ctx context.Context, epoch int64) (busy bool, err error) {
+// check, promote or select: a look alone costs no commit. found says that there was
+// anything of that, busy that there is probably more to do at once.
+func (s *Selection) round(ctx context.Context, epoch int64) (found, busy bool, err error) {
 	o, err := s.Jobs.Look(ctx)
 	if err != nil {
-		return false, err
+		return false, false, err
 	}
 	if o.Unchecked || o.Due {
+		found = true
 		if busy, err = s.prepare(ctx, epoch); err != nil {
-			return false, err
+			return true, false, err
 		}
 		if o, err = s.Jobs.Look(ctx); err != nil {
-			return false, err
+			return true, false, err
 		}
 	}
 	left := make(map[job.Lane]int, len(o.Lanes))
@@ -89,9 +99,10 @@ func (s *Selection) round(ctx context.Context, epoch int64) (busy bool, err erro
 			left[l.Lane] = room
 			continue
 		}
+		found = true
 		selected, err := s.Jobs.Select(ctx, epoch, l.Lane, room)
 		if err != nil {
-			return false, err
+			return true, false, err
 		}
 		left[l.Lane] = room - len(selected)
 		if len(selected) == 0 {
@@ -101,7 +112,7 @@ func (s *Selection) round(ctx context.Context, epoch int64) (busy bool, err erro
 		s.Relay.Publish(ctx, selected)
 		busy = busy || len(selected) == room
 	}
-	return busy, nil
+	return found, busy, nil
 }
 
 // prepare makes jobs ready to be selected whose time came or whose request was not
