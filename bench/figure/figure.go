@@ -86,6 +86,13 @@ func (l *Latencies) Add(d time.Duration) {
 	l.all = append(l.all, d)
 }
 
+// Forget begins anew.
+func (l *Latencies) Forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = nil
+}
+
 // Count is how many there are.
 func (l *Latencies) Count() int {
 	l.mu.Lock()

@@ -140,5 +140,13 @@ func (b *bench) steady(ctx context.Context, _ string) error {
 		return err
 	}
 	time.Sleep(2 * time.Second) // it takes the lead and sets up the streams
+	// The lane's consumer is made with its first job, or within some seconds.
+	if err := b.enqueue(ctx); err != nil {
+		return errors.Join(err, stop())
+	}
+	if err := b.until(ctx, "SELECT NOT EXISTS (SELECT FROM turnpike.queue)", time.Minute); err != nil {
+		return errors.Join(err, stop())
+	}
+	started.Forget()
 	return errors.Join(b.sheet.Steady(started, func() error { return b.enqueue(ctx) }), stop())
 }
