@@ -193,24 +193,34 @@ func toAttemptView(row pgx.CollectableRow) (a job.AttemptView, err error) {
 	return a, json.Unmarshal([]byte(usage), &a.Usage)
 }
 
-// The key of a report is one of a fixed list of expressions.
-var reportKeys = map[string]string{
-	"tenant": "j.tenant",
-	"agent":  "coalesce(a.agent, j.agent)", // a fallback's costs are its own
+// reportKey is what a report groups by: one of a fixed list of expressions. A job whose
+// attempts differ in it counts for each.
+type reportKey struct{ sql, jobs string }
+
+const (
+	eachJob     = `count(*) FILTER (WHERE coalesce(attempt, 1) = 1)` // its rows have one key
+	distinctJob = `count(DISTINCT job_id)`                           // which is sorted for
+)
+
+var reportKeys = map[string]reportKey{
+	"tenant": {"j.tenant", eachJob},
+	"agent":  {"coalesce(a.agent, j.agent)", distinctJob}, // a fallback's costs are its own
 	// The models that answered, and the one asked for where none did.
-	"model": `coalesce((SELECT string_agg(c.model, ', ' ORDER BY c.model) FROM turnpike.costs c WHERE c.job_id = a.job_id AND c.attempt = a.attempt),
-		nullif(a.model, ''), '(none)')`,
-	"pool": "split_part(j.lane, '/', 2)",
-	"name": "j.name",
-	"day":  "to_char(j.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')",
+	"model": {`coalesce((SELECT string_agg(c.model, ', ' ORDER BY c.model) FROM turnpike.costs c WHERE c.job_id = a.job_id AND c.attempt = a.attempt),
+		nullif(a.model, ''), '(none)')`, distinctJob},
+	"pool": {"split_part(j.lane, '/', 2)", eachJob},
+	"name": {"j.name", eachJob},
+	"day":  {"to_char(j.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')", eachJob},
 }
 
-// Ids tell the time: only the partitions since then are read.
+// Ids tell the time: only the partitions since then are read. How a job ended stands with
+// its last attempt; only few ended while none ran.
 const report = `
 	WITH per_attempt AS (
 		SELECT %s AS key, j.job_id, coalesce(f.state, a.next) AS next, a.attempt, a.started_at, a.cost_usd, a.num_turns, a.duration_ms,
-			c.estimated_usd,
-			row_number() OVER (PARTITION BY j.job_id ORDER BY a.attempt DESC) = 1 AS last, q.job_id IS NULL AS over
+			c.estimated_usd, q.job_id IS NULL AND CASE
+				WHEN f.job_id IS NULL THEN a.final
+				ELSE a.attempt IS NOT DISTINCT FROM (SELECT max(x.attempt) FROM turnpike.attempts x WHERE x.job_id = f.job_id) END AS ended
 		FROM turnpike.jobs j
 		LEFT JOIN turnpike.attempts a ON a.job_id = j.job_id AND a.job_id >= turnpike.uuid7_floor(@since)
 		LEFT JOIN turnpike.finished f ON f.job_id = j.job_id AND f.job_id >= turnpike.uuid7_floor(@since)
@@ -221,9 +231,9 @@ const report = `
 		LEFT JOIN turnpike.queue q ON q.job_id = j.job_id
 		WHERE j.job_id >= turnpike.uuid7_floor(@since)
 	)
-	SELECT key, count(DISTINCT job_id),
-		count(*) FILTER (WHERE last AND over AND next = 'succeeded'), count(*) FILTER (WHERE last AND over AND next = 'failed'),
-		count(*) FILTER (WHERE last AND over AND next = 'cancelled'), count(attempt), (sum(cost_usd) * 1000000)::bigint,
+	SELECT key, %s,
+		count(*) FILTER (WHERE ended AND next = 'succeeded'), count(*) FILTER (WHERE ended AND next = 'failed'),
+		count(*) FILTER (WHERE ended AND next = 'cancelled'), count(attempt), (sum(cost_usd) * 1000000)::bigint,
 		(sum(estimated_usd) * 1000000)::bigint,
 		count(*) FILTER (WHERE started_at IS NOT NULL AND cost_usd IS NULL),
 		coalesce(sum(num_turns), 0)::bigint, coalesce(sum(duration_ms), 0)::bigint
@@ -241,5 +251,5 @@ func (db *DB) Report(ctx context.Context, by string, since time.Time) ([]job.Rep
 	if since.Before(time.Unix(0, 0)) { // before the first id there can be
 		since = time.Unix(0, 0)
 	}
-	return many(ctx, db, "report", stmt{fmt.Sprintf(report, key), args{"since": since}}, pgx.RowToStructByPos[job.ReportRow])
+	return many(ctx, db, "report", stmt{fmt.Sprintf(report, key.sql, key.jobs), args{"since": since}}, pgx.RowToStructByPos[job.ReportRow])
 }
