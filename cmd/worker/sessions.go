@@ -67,13 +67,14 @@ func (s *sessions) Read(dir string) (worker.Past, error) {
 	if !ok {
 		return past, fmt.Errorf("agent %q: %w", name, agent.ErrUnsupported)
 	}
-	c, err := replay(driver, f)
+	// What a turn cost may depend on whether its conversation had cost something before.
+	c, err := replay(driver, agent.Launch{Request: agent.Request{ResumeID: meta.ResumeID}}, f)
 	past.Progress, past.Models, past.Interrupted.Turns = c.Progress, c.Models, c.Turns
 	return past, err
 }
 
 // replay has a driver read a transcript.
-func replay(d agent.Driver, transcript io.Reader) (agent.Conversation, error) {
+func replay(d agent.Driver, l agent.Launch, transcript io.Reader) (agent.Conversation, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	lines := make(chan agent.Line)
@@ -98,7 +99,7 @@ func replay(d agent.Driver, transcript io.Reader) (agent.Conversation, error) {
 			}
 		}
 	}()
-	c := d.Converse(ctx, agent.Launch{}, agent.Pipes{Lines: lines}, func(agent.Progress) {})
+	c := d.Converse(ctx, l, agent.Pipes{Lines: lines}, func(agent.Progress) {})
 	cancel()
 	return c, <-read
 }

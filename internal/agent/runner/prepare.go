@@ -339,7 +339,7 @@ func (t *turn) openSession() (err error) {
 		return err
 	}
 	return t.dir.Update(func(m *session.Meta) {
-		m.Name, m.Role, m.Agent = t.req.Name, t.req.Profile.Name, t.req.Profile.AgentName()
+		m.Name, m.Role, m.Agent, m.ResumeID = t.req.Name, t.req.Profile.Name, t.req.Profile.AgentName(), t.req.ResumeID
 		t.marker = m.Marker
 	})
 }

@@ -47,6 +47,8 @@ type Meta struct {
 	Agent   string `json:"agent,omitempty"`
 	Job     string `json:"job,omitempty"`
 	Attempt int    `json:"attempt,omitempty"`
+	// ResumeID is the conversation it continues; empty for a new one.
+	ResumeID string `json:"resume_id,omitempty"`
 	// Marker is unique to the session among those of its worker; whatever the turn
 	// starts bears it, so that what outlived the worker can be swept.
 	Marker    string    `json:"marker"`
