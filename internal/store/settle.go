@@ -303,7 +303,7 @@ func (db *DB) Settle(ctx context.Context, reports []job.Report) ([]job.Settled, 
 	for i, r := range unique {
 		jobs[i], tokens[i] = string(r.Lease.Job), string(r.Lease.Token)
 	}
-	now, err := hot(ctx, db, "settle", toClosed, planned,
+	now, err := locking(ctx, db, "settle", toClosed, &stmt{closing, args{"reports": "[]", "reaped": false}}, planned,
 		stmt{lockLeases, args{"jobs": jobs, "tokens": tokens}},
 		stmt{closing, args{"reports": encoded, "reaped": false}})
 	if err != nil {

@@ -135,6 +135,14 @@ func together[T any](ctx context.Context, db *DB, what string, row pgx.RowToFunc
 // hot is together for what every job passes through: its statements are prepared, once
 // per connection, because planning them takes as long as running them does.
 func hot[T any](ctx context.Context, db *DB, what string, row pgx.RowToFunc[T], stmts ...stmt) (out []T, err error) {
+	return locking(ctx, db, what, row, nil, stmts...)
+}
+
+// locking is hot for a transaction that takes locks before its last statement. idle is
+// that one with arguments with which it does nothing: a connection runs it once
+// before, for its plan. On a server that just started, planning can take as long as a
+// lease, and whoever beats waits for the locks meanwhile.
+func locking[T any](ctx context.Context, db *DB, what string, row pgx.RowToFunc[T], idle *stmt, stmts ...stmt) (out []T, err error) {
 	if db.pooled.Load() {
 		return together(ctx, db, what, row, stmts...)
 	}
@@ -153,10 +161,35 @@ func hot[T any](ctx context.Context, db *DB, what string, row pgx.RowToFunc[T], 
 			}
 			b.Queue(sql, values...)
 		}
+		if idle != nil {
+			if err := plan(call, c.Conn(), *idle); err != nil {
+				return err
+			}
+		}
 		out, err = rowsOf(c.SendBatch(call, b), len(stmts), row)
 		return err
 	})
 	return out, db.fail(ctx, what, err)
+}
+
+// plan has a connection plan a prepared statement, unless it has.
+func plan(ctx context.Context, c *pgx.Conn, idle stmt) error {
+	sql, values, err := idle.args.RewriteQuery(ctx, c, idle.sql, nil)
+	if err != nil {
+		return err
+	}
+	done := c.PgConn().CustomData()
+	if done[sql] != nil {
+		return nil
+	}
+	b := &pgx.Batch{}
+	b.Queue(planned.sql)
+	b.Queue(sql, values...)
+	if err := c.SendBatch(ctx, b).Close(); err != nil {
+		return err
+	}
+	done[sql] = true
+	return nil
 }
 
 // rowsOf reads the rows of the last of n statements.
