@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -42,6 +43,8 @@ type Intake struct {
 // *job.FieldError, a tenant that is not the producer's among them; then, and after any
 // other error but job.ErrUnavailable, nothing was written. key makes a repetition return the same job.
 func (i *Intake) Accept(ctx context.Context, by job.Producer, key string, request json.RawMessage) (job.Accepted, error) {
+	// It may be written after a caller that waits no more has put its buffer to another use.
+	request = bytes.Clone(request)
 	entry, err := decode(by, key, request, 0)
 	if err != nil {
 		return job.Accepted{}, err
