@@ -22,6 +22,7 @@ type counter struct {
 	groups []int
 	refuse string // a request that contains it is refused, and with it its group
 	fail   error
+	bodies []string // as they were when they were written
 }
 
 func (c *counter) Enqueue(ctx context.Context, entries []job.Entry) ([]job.Accepted, error) {
@@ -38,6 +39,7 @@ func (c *counter) Enqueue(ctx context.Context, entries []job.Entry) ([]job.Accep
 	defer c.mu.Unlock()
 	out := make([]job.Accepted, len(entries))
 	for i, e := range entries {
+		c.bodies = append(c.bodies, string(e.Body))
 		if c.refuse != "" && strings.Contains(string(e.Body), c.refuse) {
 			return nil, job.ErrConflict
 		}
@@ -60,6 +62,40 @@ func TestIntakeGroups(t *testing.T) {
 		accepted job.Accepted
 		err      error
 	}
+	t.Run("a caller that left may use its buffer again", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			c := &counter{let: make(chan struct{})}
+			i := intake(c)
+			ctx, leave := context.WithCancel(t.Context())
+			var all sync.WaitGroup
+			for n := range 3 {
+				buffer := named(n)
+				all.Go(func() {
+					// One of the second group writes it, the other leaves.
+					if _, err := i.Accept(ctx, ci, "", buffer); err != nil && !errors.Is(err, context.Canceled) {
+						t.Error(err)
+					}
+					clear(buffer)
+				})
+				synctest.Wait()
+			}
+			c.let <- struct{}{}
+			synctest.Wait()
+			leave()
+			synctest.Wait()
+			c.let <- struct{}{}
+			all.Wait()
+			if len(c.bodies) != 3 {
+				t.Fatalf("%d requests were written, want 3", len(c.bodies))
+			}
+			for n, body := range c.bodies {
+				if body != string(named(n)) {
+					t.Errorf("request %d was written as %q", n, body)
+				}
+			}
+		})
+	})
+
 	// callers has so many accept at once, after the first is being written.
 	callers := func(i *dispatcher.Intake, n int) (results chan result) {
 		results = make(chan result, n)
