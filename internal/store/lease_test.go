@@ -390,14 +390,33 @@ func TestSettle(t *testing.T) {
 			t.Errorf("orphans %+v, %v", got, err)
 		}
 	})
-	t.Run("of a dead worker's attempt, late, knows no more of its cost than the beats told", func(t *testing.T) {
-		c := d.running(func(r *job.Request) { r.Retry.Policy = job.RetryNever })
-		d.beat(job.Beat{Lease: c.Lease, StartedAt: time.Now(), CostUSD: &cost})
-		d.lapse(c.Job)
-		d.reap()
-		is(t, d.settle(ended(c, job.EndLost, touched, func(r *job.Report) { r.CostUSD = &cost })), job.SettledLate, job.Failed)
-		if !ask[bool](d, `SELECT cost_partial AND late FROM turnpike.attempts WHERE job_id = $1`, string(c.Job)) {
-			t.Error("what a killed turn had told passes for all it cost")
+	t.Run("of a dead worker's attempt, late, is of what that worker had read", func(t *testing.T) {
+		half := cost / 2
+		for name, c := range map[string]struct {
+			beats, report, want *job.USD
+			ending              job.Ending
+			partly              bool
+		}{
+			"told by both":       {&half, &cost, &cost, job.EndLost, true},
+			"told by the report": {nil, &cost, &cost, job.EndLost, true},
+			"told by the beats":  {&cost, nil, &cost, job.EndLost, true},
+			"told by nobody":     {nil, nil, nil, job.EndLost, false},
+			"of its end, whole":  {&half, &cost, &cost, job.EndDone, false},
+			"of its end, cost unknown and told by the beats":  {&half, nil, &half, job.EndDone, true},
+			"of its end, cost unknown and told by nobody":     {nil, nil, nil, job.EndDone, false},
+			"of its end, whole, though the beats told nought": {nil, &cost, &cost, job.EndDone, false},
+		} {
+			lost := d.running(func(r *job.Request) { r.Retry.Policy = job.RetryNever })
+			d.beat(job.Beat{Lease: lost.Lease, StartedAt: time.Now(), CostUSD: c.beats})
+			d.lapse(lost.Job)
+			d.reap()
+			is(t, d.settle(ended(lost, c.ending, touched, func(r *job.Report) { r.CostUSD = c.report })), job.SettledLate, job.Failed)
+			if got := d.get(lost.Job).Attempts[0].CostUSD; !cmp.Equal(c.want, got) {
+				t.Errorf("%s: %v is on record, want %v", name, got, c.want)
+			}
+			if got := ask[bool](d, `SELECT cost_partial FROM turnpike.attempts WHERE job_id = $1`, string(lost.Job)); got != c.partly {
+				t.Errorf("%s: as a part of it: %v", name, got)
+			}
 		}
 	})
 	t.Run("late while the next attempt runs leaves that one alone", func(t *testing.T) {

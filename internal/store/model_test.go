@@ -81,6 +81,7 @@ type modelAttempt struct {
 	reaped bool // its report may still come
 	late   bool
 	cost   job.USD // -1 is unknown
+	partly bool    // it is only what is known of it
 }
 
 type heldLease struct {
@@ -644,7 +645,7 @@ func (m *machine) settle(rt *rapid.T) {
 	case forged:
 	case j.state == job.Running && j.token == r.Lease.Token:
 		want = job.SettledNow
-		m.attempts[r.Lease] = &modelAttempt{ending: r.Ending, cost: cost}
+		m.attempts[r.Lease] = &modelAttempt{ending: r.Ending, cost: cost, partly: r.Ending == job.EndLost && cost >= 0}
 		m.spend(j, cost)
 		m.close(j, r.Ending, r.IsError, r.Started, r.Resumable, r.ToolCalls, r.Conversation)
 		m.over(l.Job)
@@ -653,7 +654,7 @@ func (m *machine) settle(rt *rapid.T) {
 		known.late = true
 		m.spend(j, cost)
 		if cost >= 0 {
-			known.cost = cost
+			known.cost, known.partly = cost, r.Ending == job.EndLost
 		}
 	case known != nil:
 		want = job.SettledBefore
@@ -905,6 +906,7 @@ type standing struct {
 	State                                            job.State
 	Waits, Dispatch, Attempt, Spent, Crash, Overload int
 	Costs                                            map[int]job.USD // of its attempts; -1 is unknown
+	Partly                                           map[int]bool
 }
 
 const standings = `
@@ -913,7 +915,8 @@ const standings = `
 			SELECT json_object_agg(j.job_id, json_build_object('State', coalesce(q.state, f.state, a.next), 'Dispatch', coalesce(q.dispatch_no, 0),
 				'Attempt', coalesce(q.attempt, 0), 'Spent', coalesce(q.tries_spent, 0), 'Crash', coalesce(q.crashes, 0),
 				'Overload', coalesce(q.overloads, 0), 'Waits', (SELECT count(*) FROM turnpike.waits w WHERE w.job_id = j.job_id), 'Costs', (
-					SELECT json_object_agg(c.attempt, coalesce(c.cost_usd, -0.000001)::text) FROM turnpike.attempts c WHERE c.job_id = j.job_id)))
+					SELECT json_object_agg(c.attempt, coalesce(c.cost_usd, -0.000001)::text) FROM turnpike.attempts c WHERE c.job_id = j.job_id),
+				'Partly', (SELECT json_object_agg(c.attempt, c.cost_partial) FROM turnpike.attempts c WHERE c.job_id = j.job_id)))
 			FROM turnpike.jobs j
 			LEFT JOIN turnpike.queue q USING (job_id)
 			LEFT JOIN turnpike.finished f USING (job_id)
@@ -975,9 +978,9 @@ func (m *machine) check(rt *rapid.T) {
 		for l, a := range m.attempts {
 			if l.Job == id {
 				if s.Costs == nil {
-					s.Costs = map[int]job.USD{}
+					s.Costs, s.Partly = map[int]job.USD{}, map[int]bool{}
 				}
-				s.Costs[l.Attempt] = a.cost
+				s.Costs[l.Attempt], s.Partly[l.Attempt] = a.cost, a.partly
 			}
 		}
 		want[id] = s

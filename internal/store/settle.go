@@ -221,7 +221,8 @@ const late = `
 			cost_capped = coalesce(r.cost_capped, false), num_turns = greatest(r.num_turns, a.num_turns),
 			tool_calls = greatest(r.tool_calls, a.tool_calls),
 			cost_usd = CASE WHEN r.cost_usd >= 0 THEN least(r.cost_usd, 99999999) ELSE a.cost_usd END,
-			cost_partial = a.cost_partial AND (r.ending = 'lost' OR r.cost_usd IS NULL OR r.cost_usd < 0),
+			-- Whoever reports a turn that outlived its worker knows what that one read, which may not be all.
+			cost_partial = (r.ending = 'lost' OR r.cost_usd IS NULL OR r.cost_usd < 0) AND coalesce(r.cost_usd >= 0 OR a.cost_usd IS NOT NULL, false),
 			rate_limit = r.rate_limit, versions = r.versions, added = r.added, session_dir = coalesce(r.session_dir, ''),
 			result_text = coalesce(r.result_text, ''), result = r.result, patch = r.patch
 		FROM r
