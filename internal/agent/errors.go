@@ -24,3 +24,7 @@ var (
 	// ErrNoCapacity says that no profile of a chain of fallbacks has capacity now.
 	ErrNoCapacity = errors.New("no capacity")
 )
+
+// ErrFenced is a cause to end a turn's context for: another may run in its stead by now,
+// and so it is not given the moment it would take to end by itself.
+var ErrFenced = errors.New("another may run in its stead")

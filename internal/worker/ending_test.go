@@ -140,7 +140,7 @@ func TestDecide(t *testing.T) {
 			s := minute
 			tc.change(&s)
 			got, cause := worker.Decide(s, tc.now)
-			if got != tc.want || !errors.Is(cause, tc.cause) {
+			if got != tc.want || !errors.Is(cause, tc.cause) || errors.Is(cause, agent.ErrFenced) != errors.Is(tc.cause, job.ErrLeaseLost) {
 				t.Errorf("got %v, %v", got, cause)
 			}
 		})

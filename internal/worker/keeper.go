@@ -67,6 +67,9 @@ func doubt(length time.Duration) time.Duration { return min(15*time.Second, leng
 // FreezeAt is when the turn must stand still unless a beat succeeds first.
 func (s Standing) FreezeAt() time.Time { return s.Good.Add(s.Length - doubt(s.Length)) }
 
+// errFenced ends a turn that may not go on for a moment.
+var errFenced = fmt.Errorf("%w: %w", job.ErrLeaseLost, agent.ErrFenced)
+
 // Decide is the keeper's whole judgement. A turn without a good beat stands still
 // before its lease can lapse, and for as long as nobody says whose it is: until
 // then Postgres is as far from a reaper as from this worker.
@@ -74,7 +77,7 @@ func Decide(s Standing, now time.Time) (Action, error) {
 	doubtful := !now.Before(s.FreezeAt())
 	switch {
 	case s.Lost:
-		return Stop, job.ErrLeaseLost
+		return Stop, errFenced
 	case s.Cancelled != nil:
 		return Stop, s.Cancelled
 	case s.Over != nil:
@@ -487,7 +490,7 @@ func (k *Keeper) carryOut(s steer) {
 	k.mu.Lock()
 	s.h.stopped = true
 	k.mu.Unlock()
-	s.h.stop(fmt.Errorf("%w: %w", job.ErrLeaseLost, err))
+	s.h.stop(fmt.Errorf("%w: %w", errFenced, err))
 }
 
 // alone waits until no earlier attempt of the job runs here: there are never two

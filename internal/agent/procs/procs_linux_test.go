@@ -311,6 +311,21 @@ func TestTree(t *testing.T) {
 			t.Fatal(err)
 		}
 		runs(out)
+
+		// But not past its end: whoever told it to may have been held up itself.
+		tree, out = start(t, busy())
+		until(tree, time.Now())
+		if err := tree.Freeze(); err != nil {
+			t.Fatal(err)
+		}
+		if err := tree.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+		if n := moving(t, tree.Identity().PID); n != 0 {
+			t.Errorf("%d processes run past their end", n)
+		}
+		until(tree, never)
+		runs(out)
 	})
 
 	t.Run("kills while frozen", func(t *testing.T) {

@@ -253,9 +253,9 @@ func (r *root) do(q request) error {
 		}
 		return err
 	case doThaw:
-		err := r.signalAll(unix.SIGCONT)
-		if err == nil {
-			r.term.told, r.term.over = false, false
+		goesOn, err := r.term.thaw()
+		if goesOn {
+			err = r.signalAll(unix.SIGCONT)
 		}
 		return err
 	case doUntil:

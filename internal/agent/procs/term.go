@@ -32,6 +32,17 @@ func (t *term) fires() <-chan time.Time {
 	return t.timer.C
 }
 
+// thaw is told that the tree may go on. It says whether it does: past its end it stands
+// still until it is given a later one.
+func (t *term) thaw() (goesOn bool, err error) {
+	now, err := monotonic()
+	if err != nil {
+		return false, err
+	}
+	t.told, t.over = false, t.timer != nil && t.end <= now
+	return !t.over, nil
+}
+
 // extend moves the end to a later time. It says whether a tree that stood still
 // because of the end before goes on.
 func (t *term) extend(end time.Duration) (goesOn bool, err error) {

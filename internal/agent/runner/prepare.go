@@ -501,14 +501,15 @@ func (t *turn) start(ctx context.Context) error {
 }
 
 func (t *turn) exec(ctx context.Context) error {
-	t.startedAt = time.Now()
-	if err := t.dir.Update(func(m *session.Meta) { m.StartedAt = t.startedAt.UTC() }); err != nil {
-		return err
-	}
 	if starting := t.r.Observer.Starting; starting != nil {
 		if err := starting(ctx); err != nil {
 			return err
 		}
+	}
+	// Not before whoever was asked knows: whatever is here of a turn that was not started says so.
+	t.startedAt = time.Now()
+	if err := t.dir.Update(func(m *session.Meta) { m.StartedAt = t.startedAt.UTC() }); err != nil {
+		return err
 	}
 	cmd := &exec.Cmd{
 		Path: t.bin, Args: append([]string{t.bin}, t.command.Args...),

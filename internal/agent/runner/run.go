@@ -178,8 +178,9 @@ func (u *running) supervise(ctx context.Context) error {
 	quiet := agent.SubtypeFirstEvent
 	clocks := []*clock{&whole, &silence, &grace}
 	done, settled := ctx.Done(), u.settled
-	kills := 0
+	still, kills := false, 0
 
+	fenced := func() bool { return errors.Is(context.Cause(ctx), agent.ErrFenced) }
 	// stop asks the tree to end, for the first reason that was given.
 	stop := func(cause string) {
 		whole.stop()
@@ -194,9 +195,12 @@ func (u *running) supervise(ctx context.Context) error {
 		for _, c := range clocks {
 			c.thaw()
 		}
-		// A frozen tree does not hear. Either call fails on a tree that is gone.
-		_ = u.tree.Thaw()
-		_ = u.tree.Terminate()
+		if still || fenced() {
+			// It may have a successor by now, and is not let go on to end by itself.
+			grace.after(time.Nanosecond)
+			return
+		}
+		_ = u.tree.Terminate() // it fails on a tree that is gone
 		grace.after(w.Grace)
 	}
 	if u.cause != "" {
@@ -210,6 +214,9 @@ func (u *running) supervise(ctx context.Context) error {
 		case <-done:
 			done = nil
 			stop(agent.SubtypeCancelled)
+			if fenced() {
+				grace.after(time.Nanosecond) // it may have been asked before
+			}
 		case <-whole.fires():
 			stop(agent.SubtypeTimeout)
 		case <-silence.fires():
@@ -244,7 +251,11 @@ func (u *running) supervise(ctx context.Context) error {
 			}
 			grace.after(killAgain)
 		case s := <-u.steer:
-			s.done <- u.turnTo(s.freeze, clocks)
+			err := u.turnTo(s.freeze, clocks)
+			if err == nil {
+				still = s.freeze
+			}
+			s.done <- err
 		}
 	}
 }

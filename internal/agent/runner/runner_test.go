@@ -420,17 +420,20 @@ func TestRunFrozen(t *testing.T) {
 	}
 }
 
+// TestRunFrozenIsStillStopped: and without going on for a moment, for the end of a turn
+// that stands still is mostly that its lease is another's.
 func TestRunFrozenIsStillStopped(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	r := newRunner(t, driver{args: []string{"hang"}})
+	r := newRunner(t, driver{args: []string{"ends-when-asked"}})
+	r.Watch.Grace = late
 	var control agent.Control
 	frozen := make(chan error, 1)
-	r.Observer.Started = func(c agent.Control) {
-		control = c
+	r.Observer.Started = func(c agent.Control) { control = c }
+	r.Observer.Line = func([]byte) {
 		go func() {
-			frozen <- c.Freeze()
+			frozen <- control.Freeze()
 			cancel()
 		}()
 	}
@@ -438,11 +441,44 @@ func TestRunFrozenIsStillStopped(t *testing.T) {
 	if err := <-frozen; err != nil {
 		t.Fatal(err)
 	}
-	if res.ErrorSubtype != agent.SubtypeCancelled {
+	if res.ErrorSubtype != agent.SubtypeCancelled || res.Signal != int(syscall.SIGKILL) || res.CostKnown {
 		t.Fatalf("got %+v", res)
 	}
 	if err := control.Freeze(); !errors.Is(err, os.ErrProcessDone) {
 		t.Fatalf("freezing a turn that ended: %v", err)
+	}
+}
+
+func TestRunFenced(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		does  string
+		lines int
+		want  string
+	}{
+		"is_not_asked_to_end":       {"ends-when-asked", 1, agent.SubtypeCancelled},
+		"is_not_waited_for_further": {"stays-when-asked", 2, agent.SubtypeIdle},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			r := newRunner(t, driver{args: []string{test.does}})
+			r.Watch = agent.Watch{FirstEvent: late, Idle: late, Grace: late}
+			if test.lines > 1 {
+				r.Watch.Idle = soon
+			}
+			lines := 0
+			r.Observer.Line = func([]byte) {
+				if lines++; lines == test.lines {
+					cancel(agent.ErrFenced)
+				}
+			}
+			res := runIn(t, ctx, r, request(t))
+			if res.ErrorSubtype != test.want || res.Signal != int(syscall.SIGKILL) || res.CostKnown {
+				t.Fatalf("got %+v", res)
+			}
+		})
 	}
 }
 
@@ -555,7 +591,13 @@ func TestRunInAGivenSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	req.SessionDir = dir
-	r.Observer.Starting = func(context.Context) error { return agent.ErrUnready }
+	r.Observer.Starting = func(context.Context) error {
+		// Whoever dies while it asks leaves nothing that says that a turn was started.
+		if lost, err := session.Interrupted(r.SessionsDir); err != nil || len(lost) > 0 {
+			t.Errorf("a turn that is not started yet counts as lost: %v, %v", lost, err)
+		}
+		return agent.ErrUnready
+	}
 	if _, err := r.Run(t.Context(), req); !errors.Is(err, agent.ErrUnready) {
 		t.Fatal(err)
 	}

@@ -131,6 +131,13 @@ func standIn(args []string) {
 		say(event{Turns: 1})
 		<-c
 		say(event{Cost: 0.75, Turns: 1, End: true, Error: "aborted"})
+	case "stays-when-asked":
+		c := make(chan os.Signal, 1)
+		signal.Notify(c, syscall.SIGTERM)
+		say(event{Turns: 1})
+		<-c
+		say(event{Turns: 2})
+		forever()
 	case "dies":
 		say(event{Turns: 2})
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
