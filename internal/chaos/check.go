@@ -46,6 +46,7 @@ type Attempt struct {
 	Closed    time.Time
 	Started   bool
 	Ending    job.Ending
+	Reason    string
 	Next      job.State
 	Resumable bool
 	Late      job.Ending // of the report that came after it was closed; empty: none did
@@ -93,6 +94,7 @@ var invariants = []struct {
 	{"no two trees of a job at once", trees},
 	{"a success is what the agent said", successes},
 	{"no second run against the policy", policies},
+	{"nothing is refused that can be run", refusals},
 	{"every cost is recorded once", costs},
 	{"sums of costs agree", sums},
 	{"a concurrency key has one live job", concurrency},
@@ -309,6 +311,19 @@ func policies(h *History, f *Finding) {
 			} else if spent >= j.MaxTries {
 				f.broke("job %s: attempt %d followed %d of %d tries", id, l[i+1].Number, spent, j.MaxTries)
 			}
+		}
+	}
+}
+
+// refusals are for what cannot be done, and the plan asks for nothing that cannot. But it
+// wipes what conversations are kept in: who would go on with one may find none.
+func refusals(h *History, f *Finding) {
+	all := h.attempts()
+	for _, a := range h.Attempts {
+		f.Checked++
+		goesOn := a.Number > 1 && all[a.Job][a.Number-2].Resumable
+		if a.Ending == job.EndRefused && !goesOn {
+			f.broke("job %s: attempt %d was refused for good: %s", a.Job, a.Number, a.Reason)
 		}
 	}
 }

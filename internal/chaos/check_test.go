@@ -83,6 +83,7 @@ func TestCheck(t *testing.T) {
 		trees     = "no two trees of a job at once"
 		successes = "a success is what the agent said"
 		policies  = "no second run against the policy"
+		refusals  = "nothing is refused that can be run"
 		costs     = "every cost is recorded once"
 		sums      = "sums of costs agree"
 		keys      = "a concurrency key has one live job"
@@ -155,6 +156,10 @@ func TestCheck(t *testing.T) {
 			func(h *chaos.History) { h.Jobs[0].MaxTries = 1 }},
 		"begun anew instead of continued": {policies, "does not continue",
 			func(h *chaos.History) { h.Runs[3].Resumed, h.Runs[3].Conversation = false, "b2" }},
+		"a turn that was refused for good": {refusals, "job c: attempt 1 was refused for good: fork: gone",
+			func(h *chaos.History) { h.Attempts[4].Ending, h.Attempts[4].Reason = job.EndRefused, "fork: gone" }},
+		"a turn that was refused after another": {refusals, "job a: attempt 2",
+			func(h *chaos.History) { h.Attempts[1].Ending = job.EndRefused }},
 		"a cost recorded twice": {costs, "told of 0.000003 to 0.000003, and 0.000006",
 			func(h *chaos.History) { h.Attempts[1].Cost = usd(6) }},
 		"a cost that was told and forgotten": {costs, "nothing is on record",

@@ -31,7 +31,7 @@ const allJobs = `
 	ORDER BY v.job_id`
 
 const allAttempts = `
-	SELECT job_id::text, attempt, lease_no, claimed_at, closed_at, started_at IS NOT NULL, ending, next::text, resumable, coalesce(late_ending, ''),
+	SELECT job_id::text, attempt, lease_no, claimed_at, closed_at, started_at IS NOT NULL, ending, reason, next::text, resumable, coalesce(late_ending, ''),
 		(cost_usd * 1000000)::bigint, cost_partial,
 		(SELECT (sum(c.cost_usd) * 1000000)::bigint FROM turnpike.costs c WHERE c.job_id = a.job_id AND c.attempt = a.attempt)
 	FROM turnpike.attempts a
@@ -69,7 +69,7 @@ func (s *site) history(t *testing.T) *chaos.History {
 		return j, err
 	})
 	h.Attempts = rows(t, s, allAttempts, func(r pgx.CollectableRow) (a chaos.Attempt, err error) {
-		err = r.Scan(&a.Job, &a.Number, &a.Lease, &a.Claimed, &a.Closed, &a.Started, &a.Ending, &a.Next, &a.Resumable, &a.Late,
+		err = r.Scan(&a.Job, &a.Number, &a.Lease, &a.Claimed, &a.Closed, &a.Started, &a.Ending, &a.Reason, &a.Next, &a.Resumable, &a.Late,
 			&a.Cost, &a.Partial, &a.Models)
 		return a, err
 	})

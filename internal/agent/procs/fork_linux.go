@@ -81,7 +81,7 @@ func forkCalls(calls []Call) (int, error) {
 		return pid, NewFailure(c.Step, syscall.Errno(why), c.Kind)
 	}
 	if told[0] != reached {
-		return pid, NewFailure("fork", fmt.Errorf("process %d ended before it became a program", pid), agent.ErrUnsupported)
+		return pid, NewFailure("fork", fmt.Errorf("process %d ended before it became a program", pid), agent.ErrUnready)
 	}
 	return pid, nil
 }

@@ -169,7 +169,7 @@ func (Launch) await(r *os.File) error {
 	}
 	f := new(Failure)
 	if err := json.Unmarshal(text, f); err != nil {
-		return fmt.Errorf("start: %w: the root ended before the program was executed and said %q", agent.ErrUnsupported, text)
+		return fmt.Errorf("start: %w: the root ended before the program was executed and said %q", agent.ErrUnready, text)
 	}
 	return f
 }

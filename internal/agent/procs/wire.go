@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -83,15 +84,24 @@ var kinds = map[string]error{
 }
 
 // NewFailure describes err, which happened in step. Its kind is that of the
-// sentinel err wraps, else that of otherwise.
+// sentinel err wraps, else that of otherwise: but a machine that is short of something
+// for now is unready, whatever the step would mean by itself.
 func NewFailure(step string, err, otherwise error) *Failure {
 	f := &Failure{Step: step, Text: err.Error(), Kind: kindOf(err)}
-	if f.Kind == "" {
+	errors.As(err, &f.Errno)
+	switch {
+	case f.Kind != "":
+	case slices.Contains(short, f.Errno):
+		f.Kind = kindOf(agent.ErrUnready)
+	default:
 		f.Kind = kindOf(otherwise)
 	}
-	errors.As(err, &f.Errno)
 	return f
 }
+
+// short are the errors of a kernel that lacks something which others give back: memory,
+// processes, open files.
+var short = []syscall.Errno{syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE, syscall.EINTR}
 
 func kindOf(err error) string {
 	for kind, sentinel := range kinds {
