@@ -30,7 +30,7 @@ func TestFailure(t *testing.T) {
 			t.Parallel()
 			f := procs.NewFailure("step", test.err, agent.ErrUnsupported)
 			for _, kind := range []error{agent.ErrUnsupported, agent.ErrUnready, agent.ErrPolicyChanged} {
-				if errors.Is(f, kind) != (kind == test.want) {
+				if errors.Is(f, kind) != errors.Is(test.want, kind) {
 					t.Errorf("%v is %v: %v", f, kind, errors.Is(f, kind))
 				}
 			}
