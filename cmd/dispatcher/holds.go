@@ -25,7 +25,7 @@ func pauseCommand() *cobra.Command {
 		Short: "Keep jobs of a lane, tenant, account or key from being started; what runs goes on",
 		Long:  "Pause keeps jobs from being started, until they are resumed or --for is over.\n\n" + scopeNote,
 		Example: `  dispatcher pause lane none-confined/default --why "kernel upgrade"
-  dispatcher pause account ~claude --for 2h
+  dispatcher pause account '~claude' --for 2h
   dispatcher pause key acme/deploy --why "incident 12"`,
 		Args:              cli.Args(cobra.ExactArgs(2)),
 		ValidArgsFunction: completeScopes,
@@ -61,8 +61,13 @@ func resumeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resume SCOPE NAME",
 		Short: "End a pause at once",
-		Long: "Resume ends a pause: one that a person made, or one that a provider's limit or a\nrefused credential made.\nAn account resumed by hand gets everything that waits for it at once.\n\n" +
-			scopeNote,
+		Long: `Resume ends a pause: one that a person made, or one that a provider's limit or a
+refused credential made. An account resumed by hand gets everything that waits for it
+at once.
+
+` + scopeNote,
+		Example: `  dispatcher resume lane none-confined/default
+  dispatcher resume account '~claude' --why "the key was renewed"`,
 		Args:              cli.Args(cobra.ExactArgs(2)),
 		ValidArgsFunction: completeScopes,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -150,6 +150,8 @@ func getCommand() *cobra.Command {
 			switch {
 			case on(cmd, "patch") && on(cmd, "watch"):
 				return cli.Usagef("give --patch or --watch")
+			case cmd.Flags().Changed("attempt") && !on(cmd, "patch"):
+				return cli.Usagef("--attempt says which --patch; without it all attempts are shown")
 			case on(cmd, "patch"):
 				return printPatch(cmd, c, id)
 			case on(cmd, "watch"):
@@ -407,8 +409,11 @@ cancelled is on record by the name of the token.`,
 
 func retryCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:               "retry JOB...",
-		Short:             "Run finished jobs again, as new jobs",
+		Use:   "retry JOB...",
+		Short: "Run finished jobs again, as new jobs",
+		Long: `Retry enqueues the request of each job anew, without its run_at, its deadline and the
+jobs it came after. The new job names the old one (retry_of), which stays as it is. A job
+that is not finished is refused; for all that match something, see redrive.`,
 		Args:              cli.Args(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: completeJobs,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"turnpike/cmd/internal/cli"
 	"turnpike/internal/job"
 )
 
@@ -22,7 +23,7 @@ func command(t *testing.T, handle http.HandlerFunc, words ...string) (stdout, st
 	defer server.Close()
 	var out, talk bytes.Buffer
 	cmd := root()
-	cmd.SilenceUsage, cmd.SilenceErrors = true, true // as cli.Main has it
+	cli.Prepare(cmd)
 	cmd.SetArgs(append(words, "--server", server.URL))
 	cmd.SetOut(&out)
 	cmd.SetErr(&talk)

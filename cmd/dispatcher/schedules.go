@@ -36,8 +36,8 @@ func scheduleSetCommand() *cobra.Command {
 		Use:   "set NAME --cron EXPRESSION -f REQUEST.json",
 		Short: "Set a schedule, or change it",
 		Long: `Set takes five fields (minute, hour, day of month, month, day of week), or @hourly,
-@daily, @weekly, @monthly or @yearly. The request is one as for enqueue, without run_at
-and deadline; the schedule is its tenant's.
+@daily, @weekly, @monthly or @yearly. The request is one as for enqueue, without run_at,
+deadline, after and resume_from; the schedule is its tenant's.
 
 Times that came while no dispatcher could act are missed. --missed says what becomes of
 them: skip, once (one job for all) or all (a job for each of the newest 100).

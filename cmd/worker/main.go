@@ -33,7 +33,7 @@ func root() *cobra.Command {
 operating system holds to its grants, and writes result, outcome and costs to
 Postgres.
 
-Every setting is a flag, a variable (TURNPIKE_NATS_URL for --nats-url) or a line
+Every setting is a flag, a variable (TURNPIKE_LOG_LEVEL for --log-level) or a line
 of the file --config names, in this order. Secrets have no flag.
 
 Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 refused, 5 unavailable.`,

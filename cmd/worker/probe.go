@@ -82,6 +82,7 @@ no agent's turn and changes nothing.`,
 		},
 	}
 	turnFlags(cmd, defaultStateDir(), "info")
+	cmd.Flags().Lookup("ceiling").Usage = "without effect here, as whatever else is for turns alone"
 	transportFlag(cmd)
 	cli.OutputFlag(cmd)
 	return cmd

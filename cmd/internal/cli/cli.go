@@ -85,15 +85,20 @@ func ExitCode(err error) int {
 	return ExitFailed
 }
 
-// Main runs root and returns the exit code. SIGINT and SIGTERM end the command's
-// context; a second one ends the program at once.
-func Main(root *cobra.Command) int {
-	root.Version = buildinfo.String()
+// Prepare has root leave its errors to whoever runs it, those of flags as ones of usage.
+func Prepare(root *cobra.Command) {
 	root.SilenceErrors = true
 	root.SilenceUsage = true
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return Usagef("%w (see %s --help)", err, cmd.CommandPath())
 	})
+}
+
+// Main runs root and returns the exit code. SIGINT and SIGTERM end the command's
+// context; a second one ends the program at once.
+func Main(root *cobra.Command) int {
+	root.Version = buildinfo.String()
+	Prepare(root)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // the default action is back for a second signal

@@ -19,8 +19,24 @@ var Formats = []string{"table", "json", "yaml", "name"}
 
 // OutputFlag adds -o to cmd, with completion.
 func OutputFlag(cmd *cobra.Command) {
-	cmd.Flags().StringP("output", "o", "table", "how to print: "+strings.Join(Formats, ", "))
+	f := format(Formats[0])
+	cmd.Flags().VarP(&f, "output", "o", "how to print: "+strings.Join(Formats, ", "))
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(Formats, cobra.ShellCompDirectiveNoFileComp)) // fails only for a flag that is not there
+}
+
+// format is a value of -o. One that is none is refused with the other flags: a command
+// that did its work and then could not say so would be typed again.
+type format string
+
+func (f *format) String() string { return string(*f) }
+func (f *format) Type() string   { return "string" }
+
+func (f *format) Set(s string) error {
+	if !slices.Contains(Formats, s) {
+		return fmt.Errorf("want one of %s", strings.Join(Formats, ", "))
+	}
+	*f = format(s)
+	return nil
 }
 
 // Table is data as people read it.
@@ -31,12 +47,12 @@ type Table struct {
 
 // Print writes data as -o asks: v in JSON or YAML, the table, or the names alone.
 func Print(cmd *cobra.Command, v any, table func() Table, names func() []string) error {
-	format, err := cmd.Flags().GetString("output")
+	as, err := cmd.Flags().GetString("output")
 	if err != nil {
 		return err
 	}
 	w := cmd.OutOrStdout()
-	switch format {
+	switch as {
 	case "json":
 		return writeJSON(w, v)
 	case "yaml":
@@ -49,10 +65,8 @@ func Print(cmd *cobra.Command, v any, table func() Table, names func() []string)
 			fmt.Fprintln(w, n)
 		}
 		return nil
-	case "table":
-		return table().Write(w)
 	}
-	return Usagef("-o %q: want one of %s", format, strings.Join(Formats, ", "))
+	return table().Write(w)
 }
 
 func writeJSON(w io.Writer, v any) error {

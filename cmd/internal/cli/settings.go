@@ -15,7 +15,7 @@ import (
 )
 
 // EnvPrefix begins the name of every variable that is a setting:
-// TURNPIKE_NATS_URL is --nats-url.
+// TURNPIKE_LOG_LEVEL is --log-level.
 const EnvPrefix = "TURNPIKE_"
 
 // Settings are a command's flags, with what the environment and a settings file
