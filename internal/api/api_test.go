@@ -143,7 +143,7 @@ func (b *backend) SetBudget(_ context.Context, x job.Budget, by, why string) err
 
 func (b *backend) RemoveBudget(_ context.Context, k job.BudgetKey, by, why string) error {
 	if k.Name == "nobody" {
-		return job.ErrNotFound
+		return job.ErrNoBudget
 	}
 	b.ordered = append(b.ordered, fmt.Sprint("remove ", k, " ", by, " ", why))
 	return b.fail
@@ -159,6 +159,9 @@ func (b *backend) OrphansLeft(context.Context) ([]job.Orphan, error) {
 }
 
 func (b *backend) CloseOrphan(_ context.Context, o job.Orphan, by, why string) error {
+	if o.Job == anID {
+		return job.ErrNoOrphan
+	}
 	b.ordered = append(b.ordered, fmt.Sprint("gone ", o.Job, " ", o.Attempt, " ", o.Kind, " ", by, " ", why))
 	return b.fail
 }
@@ -337,6 +340,9 @@ func TestProblems(t *testing.T) {
 		"not_found":         {method: "GET", path: "/v1/jobs/" + string(another), status: 404},
 		"bad_id":            {method: "GET", path: "/v1/jobs/7", status: 422},
 		"cancel_finished":   {path: "/v1/jobs/" + string(anID) + "/cancel", state: job.Succeeded, status: 409},
+		"retry_unfinished":  {path: "/v1/jobs/" + string(anID) + "/retry", fail: job.ErrUnfinished, status: 409},
+		"budget_unknown":    {path: "/v1/budgets/remove", body: `{"scope":"tenant","name":"nobody","per":"24h"}`, status: 404},
+		"orphan_unknown":    {path: "/v1/orphans/gone", body: `{"job":"` + string(anID) + `","attempt":1,"kind":"process","why":"looked"}`, status: 404},
 		"cancel_field":      {path: "/v1/jobs/" + string(anID) + "/cancel", body: `{"reason":"x"}`, status: 422},
 		"list_state":        {method: "GET", path: "/v1/jobs?state=lost", status: 422},
 		"list_unknown":      {method: "GET", path: "/v1/jobs?stat=running", status: 422},

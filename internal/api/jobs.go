@@ -30,8 +30,8 @@ type Jobs interface {
 	Report(ctx context.Context, by string, since time.Time) ([]job.ReportRow, error)
 }
 
-// Control changes jobs. It returns job.ErrNotFound, job.ErrFinished, job.ErrConflict or
-// job.ErrUnavailable.
+// Control changes jobs. It returns job.ErrNotFound, job.ErrFinished, job.ErrUnfinished,
+// job.ErrNoBudget, job.ErrNoOrphan or job.ErrUnavailable.
 type Control interface {
 	Cancel(ctx context.Context, id job.ID, by, why string) (job.CancelAnswer, error)
 	Retry(ctx context.Context, id job.ID, by string) (job.Accepted, error)

@@ -14,7 +14,7 @@ type Commands interface {
 	// Cancel sets the durable flag, or ends a job that does not run. It returns
 	// job.ErrNotFound or job.ErrFinished.
 	Cancel(ctx context.Context, id job.ID, by, why string) (job.CancelAnswer, error)
-	// Retry enqueues a finished job anew. It returns job.ErrNotFound or job.ErrConflict.
+	// Retry enqueues a finished job anew. It returns job.ErrNotFound or job.ErrUnfinished.
 	Retry(ctx context.Context, id job.ID, by string) (job.Accepted, error)
 	// Redrive enqueues anew a part of what finished as r says. It returns job.ErrInvalid
 	// or job.ErrQueueFull.
@@ -30,13 +30,13 @@ type Commands interface {
 	SetWeight(ctx context.Context, tenant string, weight int, by string) error
 	Weights(ctx context.Context) ([]job.Weight, error)
 	// SetBudget bounds what jobs may cost together; RemoveBudget returns
-	// job.ErrNotFound for one that is not there.
+	// job.ErrNoBudget for one that is not there.
 	SetBudget(ctx context.Context, b job.Budget, by, why string) error
 	RemoveBudget(ctx context.Context, k job.BudgetKey, by, why string) error
 	Budgets(ctx context.Context) ([]job.Budget, error)
 	// OrphansLeft lists what may still run although nobody keeps its lease.
 	OrphansLeft(ctx context.Context) ([]job.Orphan, error)
-	// CloseOrphan records by hand that something is gone; job.ErrNotFound when nothing
+	// CloseOrphan records by hand that something is gone; job.ErrNoOrphan when nothing
 	// like it is left.
 	CloseOrphan(ctx context.Context, o job.Orphan, by, why string) error
 }

@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -50,7 +51,7 @@ func TestWorkerKilled(t *testing.T) {
 			s.worker("w1") // the successor on the same state directory
 			v := s.finished(id, want)
 			first := v.Attempts[0]
-			if first.Ending != job.EndLost && !first.Late {
+			if first.Ending != job.EndLost {
 				t.Errorf("first attempt %+v, want it lost", first)
 			}
 			if first.CostUSD != nil { // the CLI tells costs at its end: this one never came to it
@@ -62,8 +63,8 @@ func TestWorkerKilled(t *testing.T) {
 			s.eventually("the orphan is gone", func() bool {
 				return s.count("SELECT count(*) FROM turnpike.orphans WHERE job_id = $1 AND state <> 'gone'", string(id)) == 0
 			})
-			if want == job.Succeeded && len(v.Attempts) != 2 {
-				t.Errorf("%d attempts, want 2", len(v.Attempts))
+			if runs := map[job.State]int{job.Failed: 1, job.Succeeded: 2}[want]; len(v.Attempts) != runs {
+				t.Errorf("%d attempts, want %d", len(v.Attempts), runs)
 			}
 		})
 	}
@@ -201,7 +202,7 @@ func TestStreamLost(t *testing.T) {
 	}
 }
 
-// A person cancels a running turn; its tree goes, its cost stays. Cancelling a
+// A person cancels a running turn; its tree goes, and who looks finds why. Cancelling a
 // finished job is refused.
 func TestCancel(t *testing.T) {
 	t.Parallel()
@@ -218,8 +219,8 @@ func TestCancel(t *testing.T) {
 		t.Fatalf("cancel: %d %+v", status, a)
 	}
 	v := s.finished(id, job.Cancel)
-	if v.Cancel == nil && len(v.Attempts) == 0 {
-		t.Errorf("nothing tells who cancelled: %+v", v)
+	if len(v.Attempts) != 1 || v.Attempts[0].Ending != job.EndCancelled || !strings.Contains(v.Attempts[0].Reason, "wrong branch") {
+		t.Errorf("attempts %+v, want one that was cancelled and says why", v.Attempts)
 	}
 	s.gone(m)
 	if status := s.call(http.MethodPost, "/v1/jobs/"+string(id)+"/cancel", []byte(`{}`), nil); status != http.StatusConflict {

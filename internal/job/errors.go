@@ -10,8 +10,11 @@ var (
 	ErrInvalid     = errors.New("invalid request")        // see FieldError
 	ErrNotFound    = errors.New("no such job")            //
 	ErrNoSchedule  = errors.New("no such schedule")       //
+	ErrNoBudget    = errors.New("no such budget")         //
+	ErrNoOrphan    = errors.New("nothing is left")        // of that kind, of that attempt
 	ErrNotKept     = errors.New("not kept")               // a patch or a conversation that never was there, or is not any more
 	ErrFinished    = errors.New("job is finished")        // final states are final
+	ErrUnfinished  = errors.New("job is not finished")    // what is repeated must be
 	ErrConflict    = errors.New("conflicts with earlier") // an idempotency key came again with another request
 	ErrQueueFull   = errors.New("queue limit reached")    // the tenant has too many unfinished jobs
 	ErrDenied      = errors.New("not permitted")          // the caller's role may not do this

@@ -95,7 +95,7 @@ const dropBudget = `
 	)
 	SELECT count(*) FROM gone`
 
-// RemoveBudget lifts a budget and lets out what was parked. It returns job.ErrNotFound.
+// RemoveBudget lifts a budget and lets out what was parked. It returns job.ErrNoBudget.
 func (db *DB) RemoveBudget(ctx context.Context, k job.BudgetKey, by, why string) error {
 	what := "remove the budget of " + k.String()
 	drop := keyArgs(k)
@@ -105,7 +105,7 @@ func (db *DB) RemoveBudget(ctx context.Context, k job.BudgetKey, by, why string)
 	case err != nil:
 		return err
 	case n == 0:
-		return fmt.Errorf("%s: %w", what, job.ErrNotFound)
+		return fmt.Errorf("%s: %w", what, job.ErrNoBudget)
 	}
 	return db.exec(ctx, what, releaseBudget, nil)
 }

@@ -157,7 +157,7 @@ func TestBudgets(t *testing.T) {
 		if got := ids(d.dispatch(1)); !slices.Equal(got, []job.ID{id}) {
 			t.Fatalf("selected %v", got)
 		}
-		wantIs(t, d.RemoveBudget(t.Context(), b.BudgetKey, "anna", ""), job.ErrNotFound)
+		wantIs(t, d.RemoveBudget(t.Context(), b.BudgetKey, "anna", ""), job.ErrNoBudget)
 		same(t, "audit", ask[int](d, `SELECT count(*) FROM turnpike.audit WHERE what = 'budget' AND who = 'anna'`), 4)
 	})
 	t.Run("what runs counts by its beats, and is told once it is over", func(t *testing.T) {

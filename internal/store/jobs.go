@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
@@ -139,11 +138,8 @@ const retry = `
 		ARRAY[j.request]) a
 	WHERE j.job_id = @id AND NOT EXISTS (SELECT FROM turnpike.queue q WHERE q.job_id = j.job_id)`
 
-// errUnfinished says that a job cannot be repeated because it is not over.
-var errUnfinished = errors.New("is not finished")
-
 // Retry enqueues a finished job's request again as a new job. It returns
-// job.ErrNotFound, or job.ErrConflict when the job is not finished.
+// job.ErrNotFound or job.ErrUnfinished.
 func (db *DB) Retry(ctx context.Context, id job.ID, by string) (job.Accepted, error) {
 	what := fmt.Sprintf("retry job %s", id)
 	got, err := together(ctx, db, what, toAccepted, stmt{lockRetries, nil}, stmt{retry, args{"id": string(id), "by": by}})
@@ -158,7 +154,7 @@ func (db *DB) Retry(ctx context.Context, id job.ID, by string) (job.Accepted, er
 		if !known {
 			return job.Accepted{}, fmt.Errorf("%s: %w", what, job.ErrNotFound)
 		}
-		return job.Accepted{}, fmt.Errorf("%s: %w: it %w", what, job.ErrConflict, errUnfinished)
+		return job.Accepted{}, fmt.Errorf("%s: %w", what, job.ErrUnfinished)
 	}
 	return got[0], nil
 }

@@ -234,6 +234,11 @@ func TestCancel(t *testing.T) {
 	}{
 		{job.Scheduled, d.enqueue(func(r *job.Request) { r.RunAt = time.Now().Add(time.Hour) })},
 		{job.Queued, d.enqueue()},
+		{job.Dispatched, func() job.ID {
+			id := d.enqueue(func(r *job.Request) { r.Tenant = "offered" })
+			d.dispatch(10)
+			return id
+		}()},
 	} {
 		got, err := d.Cancel(t.Context(), c.id, "ada", "not needed")
 		if err != nil || got.State != job.Cancel || got.Lane != lane {
@@ -245,6 +250,14 @@ func TestCancel(t *testing.T) {
 		}
 		_, err = d.Cancel(t.Context(), c.id, "ada", "")
 		wantIs(t, err, job.ErrFinished)
+	}
+	running := d.running()
+	if got, err := d.Cancel(t.Context(), running.Job, "ada", "not needed"); err != nil || got.State != job.Running || got.Worker != worker {
+		t.Errorf("running: %+v, %v", got, err)
+	}
+	d.settle(ended(running, job.EndCancelled, touched))
+	if v := d.get(running.Job); v.State != job.Cancel || !slices.ContainsFunc(v.Events, func(e job.EventView) bool { return e.What == "cancel" && e.Note == "ada: not needed" }) {
+		t.Errorf("running: %+v", v)
 	}
 	_, err := d.Cancel(t.Context(), "0190b5a0-7c1e-7d3a-9c53-0d1c8a6f2b11", "ada", "")
 	wantIs(t, err, job.ErrNotFound)
@@ -258,7 +271,7 @@ func TestRetry(t *testing.T) {
 		r.Work = work.Ref{Key: "W", Tags: []string{"x"}}
 	})
 	_, err := d.Retry(t.Context(), c.Job, "me")
-	wantIs(t, err, job.ErrConflict)
+	wantIs(t, err, job.ErrUnfinished)
 	d.settle(ended(c, job.EndCapped))
 	got, err := d.Retry(t.Context(), c.Job, "me")
 	if err != nil || got.ID == c.Job || got.State != job.Queued || got.Lane != lane {

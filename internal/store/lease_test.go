@@ -674,6 +674,24 @@ func TestReap(t *testing.T) {
 			t.Errorf("%+v", v)
 		}
 	})
+	t.Run("frees the keys of what it ends", func(t *testing.T) {
+		keyed := func(r *job.Request) {
+			r.Retry.Policy, r.DedupKey, r.ConcurrencyKey = job.RetryNever, "once", "one at a time"
+		}
+		c := d.running(keyed)
+		next := d.enqueue(key("one at a time"))
+		if got := d.dispatch(10); len(got) != 0 {
+			t.Fatalf("selected %+v while the key was taken", got)
+		}
+		d.lapse(c.Job)
+		d.reap()
+		if again := d.enqueue(keyed); again == c.Job {
+			t.Error("the dedup key leads to a job that is over")
+		}
+		if got := ids(d.dispatch(10)); !slices.Equal(got, []job.ID{next}) {
+			t.Errorf("selected %v, want %s, which waited for the key", got, next)
+		}
+	})
 	t.Run("does not run again what may have done something", func(t *testing.T) {
 		c := d.running()
 		if _, err := d.Beat(t.Context(), worker, []job.Beat{{Lease: c.Lease, StartedAt: time.Now()}}); err != nil {

@@ -47,12 +47,12 @@ const closeOrphan = `
 	SELECT count(*) FROM gone`
 
 // CloseOrphan records that something an attempt left is gone, on the word of a person
-// who looked. It returns job.ErrNotFound when nothing like it is left.
+// who looked. It returns job.ErrNoOrphan when nothing like it is left.
 func (db *DB) CloseOrphan(ctx context.Context, o job.Orphan, by, why string) error {
 	what := fmt.Sprintf("record that the %s of job %s attempt %d is gone", o.Kind, o.Job, o.Attempt)
 	n, err := one(ctx, db, what, stmt{closeOrphan, args{"job": string(o.Job), "attempt": o.Attempt, "kind": o.Kind, "by": by, "why": why}}, pgx.RowTo[int])
 	if err == nil && n == 0 {
-		err = fmt.Errorf("%s: %w", what, job.ErrNotFound)
+		err = fmt.Errorf("%s: %w", what, job.ErrNoOrphan)
 	}
 	return err
 }

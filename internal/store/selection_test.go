@@ -259,12 +259,18 @@ func TestSelect(t *testing.T) {
 			strings.Contains(plan, "queue_tenant") {
 			t.Errorf("selection does not go by its indexes:\n%s", plan)
 		}
+		offered := names(d, `SELECT job_id::text FROM turnpike.queue WHERE state = 'dispatched' LIMIT 8`)
+		stale, tokens := make([]int, len(offered)), make([]string, len(offered))
+		for i := range offered {
+			stale[i], tokens[i] = 7, string(job.NewToken())
+		}
 		for what, s := range map[string]struct {
 			sql  string
-			args pgx.NamedArgs
+			args pgx.StrictNamedArgs
 		}{
-			"a look":  {store.LookSQL, pgx.NamedArgs{"unready": "1 hour", "lately": "30 seconds"}},
-			"a claim": {store.ClaimSQL, pgx.NamedArgs{"claims": "[]", "lane": lane.String(), "worker": "w", "lease": "1 minute", "kind": "process"}},
+			"a look": {store.LookSQL, pgx.StrictNamedArgs{"unready": "1 hour", "lately": "30 seconds"}},
+			"a claim": {store.ClaimSQL, pgx.StrictNamedArgs{"jobs": offered, "numbers": stale, "tokens": tokens, "lane": lane.String(),
+				"worker": "w", "lease": "1 minute", "kind": "process"}},
 		} {
 			if n, plan := d.reads(s.sql, s.args); n > 1000 {
 				t.Errorf("%s reads %d rows where nothing is to be done:\n%s", what, n, plan)
@@ -293,7 +299,7 @@ func (d *desk) explain(sql string, args ...any) string {
 
 // reads is the most rows that any step of a statement looks at, planned as the hot ones
 // are; what it writes is undone.
-func (d *desk) reads(sql string, args pgx.NamedArgs) (most int, plan string) {
+func (d *desk) reads(sql string, args pgx.StrictNamedArgs) (most int, plan string) {
 	d.t.Helper()
 	ctx := d.t.Context()
 	tx, err := d.pool.Begin(ctx)

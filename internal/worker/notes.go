@@ -65,7 +65,7 @@ func readNotes(path string, each func(slot int, mk *mark)) (size int, err error)
 		b = b[len(slot):]
 		line, _, whole := bytes.Cut(slot, []byte("\n"))
 		var mk mark
-		if whole && line[0] != 0 && json.Unmarshal(line, &mk) == nil && mk.Version == markVersion {
+		if whole && json.Unmarshal(line, &mk) == nil && mk.Version == markVersion {
 			each(size, &mk)
 		}
 	}

@@ -164,7 +164,9 @@ func TestNotes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, append(b[:noteBytes+40:noteBytes+40], `{"version":9}`...), 0o600); err != nil {
+		b = append(b[:noteBytes+40:noteBytes+40], `{"version":9}`...)
+		b = append(append(b, make([]byte, 2*noteBytes-len(b))...), '\n')
+		if err := os.WriteFile(path, b, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		s = open(t, dir)
