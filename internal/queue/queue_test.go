@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -331,6 +332,45 @@ func TestPuller(t *testing.T) {
 			msgs, err := p.Fetch(ctx, 1)
 			if err == nil && len(msgs) == 0 {
 				err = errors.New("nothing came")
+			}
+			return err
+		})
+	})
+
+	t.Run("goes on after the server stood still", func(t *testing.T) {
+		t.Parallel()
+		ctx, b := within(t), testenv.NATS(t)
+		ensure(ctx, t, &queue.Admin{Conn: connect(t, b.URL(), ""), AckWait: time.Second})
+		server, err := url.Parse(b.URL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		wire := testenv.NewProxy(t, server.Host)
+		c := connect(t, testenv.Via(b.URL(), wire.Addr()), "")
+		publish(ctx, t, c, deliveries(2))
+		p := c.Puller(lane, 5*time.Second)
+		if msgs := fetch(ctx, t, p, 1); len(msgs) != 1 {
+			t.Fatalf("got %v", msgs)
+		}
+		wire.Hold()
+		if _, err := p.Fetch(ctx, 1); !errors.Is(err, job.ErrUnavailable) {
+			t.Errorf("fetch from a server that says nothing: %v", err)
+		}
+		for _, err := range c.Publish(ctx, lane, deliveries(1)) {
+			if !errors.Is(err, job.ErrUnavailable) {
+				t.Errorf("publish to a server that says nothing: %v", err)
+			}
+		}
+		wire.Resume()
+		had := map[job.ID]bool{}
+		eventually(ctx, t, "the lane gives both again", func() error {
+			msgs, err := p.Fetch(ctx, 2)
+			for _, m := range msgs {
+				had[m.Job] = true
+				m.Ack()
+			}
+			if err == nil && len(had) < 2 {
+				err = fmt.Errorf("had %d", len(had))
 			}
 			return err
 		})

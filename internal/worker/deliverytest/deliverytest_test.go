@@ -116,18 +116,23 @@ func (d *desk) Open(name string, wait time.Duration) worker.Deliveries { return 
 func (d *desk) Stop()                                                  { d.proxy.Cut() }
 func (d *desk) Start()                                                 { d.proxy.Resume() }
 
-// stream adds the broker.
+// stream adds the broker, which everybody reaches by a wire of its own.
 type stream struct {
 	*desk
 	broker *testenv.Broker
+	wire   *testenv.Proxy
 	nc     *queue.Conn
 }
 
 func newStream(t *testing.T) *stream {
 	t.Helper()
 	s := &stream{desk: newDesk(t), broker: testenv.NATS(t)}
-	var err error
-	if s.nc, err = queue.Connect(queue.Config{URL: s.broker.URL(), Name: t.Name(), Timeout: 2 * time.Second}); err != nil {
+	server, err := url.Parse(s.broker.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.wire = testenv.NewProxy(t, server.Host)
+	if s.nc, err = queue.Connect(queue.Config{URL: testenv.Via(s.broker.URL(), s.wire.Addr()), Name: t.Name(), Timeout: 2 * time.Second}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.nc.Close)
@@ -204,10 +209,23 @@ func TestDeliveries(t *testing.T) {
 // run again when the stream brings it.
 func TestEither(t *testing.T) {
 	t.Parallel()
+	for name, outage := range map[string]struct{ begin, end func(*both) }{
+		"stopped":        {func(b *both) { b.broker.Stop(b.t) }, func(b *both) { b.broker.Start(b.t) }},
+		"cut off":        {func(b *both) { b.wire.Cut() }, func(b *both) { b.wire.Resume() }},
+		"standing still": {func(b *both) { b.wire.Hold() }, func(b *both) { b.wire.Resume() }},
+	} {
+		t.Run("the broker is "+name, func(t *testing.T) {
+			t.Parallel()
+			loseBroker(t, outage.begin, outage.end)
+		})
+	}
+}
+
+func loseBroker(t *testing.T, begin, end func(*both)) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	b := &both{newStream(t)}
-	e := b.either("w1", time.Second)
+	e := b.either("w1", 5*time.Second) // long enough to miss the server's signs of life
 	ran := map[job.ID]int{}
 	run := func(n int) {
 		t.Helper()
@@ -243,7 +261,7 @@ func TestEither(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.broker.Stop(t)
+	begin(b)
 	unsent, err := b.desk.Offer(ctx, 3)
 	if err != nil {
 		t.Fatal(err)
@@ -251,7 +269,7 @@ func TestEither(t *testing.T) {
 	run(6)
 	via(job.ByPostgres)
 
-	b.broker.Start(t)
+	end(b)
 	for { // the dispatcher publishes what it could not, although it has run
 		if _, err := b.publish(ctx, append(unclaimed, unsent...), nil); err == nil {
 			break
