@@ -321,7 +321,7 @@ func refusals(h *History, f *Finding) {
 	all := h.attempts()
 	for _, a := range h.Attempts {
 		f.Checked++
-		goesOn := a.Number > 1 && all[a.Job][a.Number-2].Resumable
+		goesOn := slices.ContainsFunc(all[a.Job], func(e Attempt) bool { return e.Number < a.Number && e.Resumable })
 		if a.Ending == job.EndRefused && !goesOn {
 			f.broke("job %s: attempt %d was refused for good: %s", a.Job, a.Number, a.Reason)
 		}

@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"runtime"
@@ -189,6 +190,29 @@ func TestBeat(t *testing.T) {
 		want := []job.Beaten{{Job: b.Job, Ours: true}, {Job: stranger.Job}, {Job: a.Job, Ours: true}}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+	t.Run("waits for nobody who holds a job's row", func(t *testing.T) {
+		a, b := d.running(), d.running()
+		tx, err := d.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.Background())
+		if _, err := tx.Exec(t.Context(), `SELECT FROM turnpike.queue WHERE job_id = $1 FOR UPDATE`, string(a.Job)); err != nil {
+			t.Fatal(err)
+		}
+		both := []job.Beat{{Lease: a.Lease, Turns: 3}, {Lease: b.Lease}}
+		want := []job.Beaten{{Job: b.Job, Ours: true}}
+		if diff := cmp.Diff(want, beat(t, both...)); diff != "" {
+			t.Errorf("while it is held (-want +got):\n%s", diff)
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		want = []job.Beaten{{Job: a.Job, Ours: true}, {Job: b.Job, Ours: true}}
+		if diff := cmp.Diff(want, beat(t, both...)); diff != "" {
+			t.Errorf("after it (-want +got):\n%s", diff)
 		}
 	})
 	t.Run("renews a lease that lapsed and was not reaped", func(t *testing.T) {

@@ -118,8 +118,8 @@ func leftKind(lane job.Lane) string {
 }
 
 // No index and no index's predicate names a column that this changes: these are HOT
-// updates. Rows in the order of their ids, so that two batches cannot wait for each
-// other.
+// updates. Nor does it wait for any row, or one that is being settled would hold up the
+// leases of all its worker's others: what is locked has no answer.
 const beat = `
 	WITH d AS MATERIALIZED (
 		SELECT * FROM json_to_recordset(@beats) AS d(n integer, job_id uuid, token uuid, started_at timestamptz, conversation text,
@@ -127,11 +127,11 @@ const beat = `
 	),
 	l AS MATERIALIZED (
 		SELECT d.*
-		FROM (SELECT * FROM d ORDER BY job_id) d
+		FROM d
 		CROSS JOIN LATERAL (
 			SELECT FROM turnpike.queue q
 			WHERE q.job_id = d.job_id AND q.token = d.token AND q.state = 'running' AND q.worker = @worker
-			FOR NO KEY UPDATE) q
+			FOR NO KEY UPDATE SKIP LOCKED) q
 	),
 	u AS (
 		UPDATE turnpike.queue q SET lease_until = now() + @lease::interval,
@@ -147,10 +147,14 @@ const beat = `
 	SELECT d.job_id::text, u.job_id IS NOT NULL, u.cancel_at IS NOT NULL, coalesce(u.cancel_by, ''), coalesce(u.cancel_why, ''),
 		coalesce(u.budgeted, false)
 	FROM d LEFT JOIN u ON u.job_id = d.job_id AND u.token = d.token
+	WHERE u.job_id IS NOT NULL OR NOT EXISTS (
+		SELECT FROM turnpike.queue q
+		WHERE q.job_id = d.job_id AND q.token = d.token AND q.state = 'running' AND q.worker = @worker)
 	ORDER BY d.n`
 
-// Beat renews the leases of one worker's attempts and keeps what they tell. Every
-// beat is answered, in order. A lease that lapsed is renewed too, as long as nobody
+// Beat renews the leases of one worker's attempts and keeps what they tell. Beats are
+// answered in order, but for those whose job somebody else is changing just now: whose
+// their leases are the next beat will tell. A lease that lapsed is renewed too, as long as nobody
 // reaped it: the turn still runs, and two of it would be worse.
 func (db *DB) Beat(ctx context.Context, worker string, beats []job.Beat) ([]job.Beaten, error) {
 	if len(beats) == 0 {

@@ -40,6 +40,7 @@ type store struct {
 	claims   int
 	deaf     bool // beats alone fail
 	hazy     bool // beats renew, and then fail
+	busy     bool // beats have no answer yet
 	stalled  bool // claims have no answer
 	refuse   func(job.Report) error
 	unknown  map[job.ID]bool
@@ -113,6 +114,9 @@ func (s *store) Beat(_ context.Context, _ string, beats []job.Beat) ([]job.Beate
 		return nil, errAway
 	}
 	s.beats = append(s.beats, beats...)
+	if s.busy {
+		return nil, nil
+	}
 	var answers []job.Beaten
 	for _, b := range beats {
 		ours := s.leases[b.Job].Token == b.Token

@@ -22,7 +22,8 @@ type Leases interface {
 	// refused; an error means that nothing is known. A claim repeated with its token
 	// answers the same lease.
 	Claim(ctx context.Context, worker string, lane job.Lane, claims []job.Claim) ([]job.Claimed, error)
-	// Beat renews leases and answers for each whether it still is the worker's.
+	// Beat renews leases and answers for each whether it still is the worker's. What is
+	// missing in the answer is not known yet.
 	Beat(ctx context.Context, worker string, beats []job.Beat) ([]job.Beaten, error)
 }
 
@@ -308,9 +309,11 @@ func (k *Keeper) Run(ctx context.Context) error {
 				k.Log.Warn("leases were renewed, but not all about them is known", "turns", len(a.asked), "error", a.err)
 			default:
 				failures++
+				k.Log.Warn("leases were not renewed", "turns", len(a.asked), "failures", failures, "error", a.err)
+			}
+			if len(a.got) < len(a.asked) {
 				// Soon again, while the lease lasts; but not all workers at once.
 				next = earlier(next, time.Now().Add(min(k.interval(), time.Second<<min(failures, 4)/2)))
-				k.Log.Warn("leases were not renewed", "turns", len(a.asked), "failures", failures, "error", a.err)
 			}
 		case <-timer.C:
 		}

@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"turnpike/internal/agent"
 	"turnpike/internal/job"
 	"turnpike/internal/worker"
@@ -337,6 +339,37 @@ func TestPool(t *testing.T) {
 		if rep := <-r.store.reported; rep.Ending != job.EndCancelled {
 			t.Errorf("reported %s", rep.Ending)
 		}
+		must(t, stop())
+	})
+
+	inBubble(t, "knows nothing of a lease from a beat without an answer, and asks again", 1, func(t *testing.T, r *rig) {
+		r.store.busy = true
+		r.stream.push(r.store.add(1, plain()))
+		stop := r.serve(t)
+		time.Sleep(4 * time.Second)
+		select {
+		case <-r.runs.started:
+			t.Error("a turn began whose start is not on record")
+		default:
+		}
+		r.store.set(func() { r.store.busy = false })
+		asked := time.Now()
+		<-r.runs.started
+		if took := time.Since(asked); took > time.Second {
+			t.Errorf("it was asked again after %s", took)
+		}
+		r.store.set(func() { r.store.busy = true })
+		time.Sleep(10 * time.Minute)
+		if diff := cmp.Diff([]string{"freeze"}, r.runs.control.history()); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		r.store.set(func() { r.store.busy = false })
+		time.Sleep(time.Second)
+		if diff := cmp.Diff([]string{"freeze", "thaw"}, r.runs.control.history()); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		r.runs.finish <- &agent.Result{}
+		<-r.store.reported
 		must(t, stop())
 	})
 
