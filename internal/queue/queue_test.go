@@ -421,6 +421,50 @@ func TestPublish(t *testing.T) {
 		}
 	})
 
+	t.Run("a full stream takes nothing, and is not taken for one that has it", func(t *testing.T) {
+		t.Parallel()
+		ctx, b := within(t), testenv.NATS(t)
+		c := connect(t, b.URL(), "")
+		ensure(ctx, t, &queue.Admin{Conn: c})
+		js := raw(t, b.URL())
+		s, err := js.Stream(ctx, queue.JobsStream(lane.Placement))
+		if err != nil {
+			t.Fatal(err)
+		}
+		bounded := s.CachedInfo().Config
+		bounded.MaxBytes = 1 << 10
+		if _, err := js.UpdateStream(ctx, bounded); err != nil {
+			t.Fatal(err)
+		}
+		all := deliveries(20)
+		var left []job.Delivery
+		for i, err := range c.Publish(ctx, lane, all) {
+			if err != nil {
+				left = append(left, all[i])
+			}
+		}
+		if len(left) == 0 || len(left) == len(all) {
+			t.Fatalf("%d of %d were refused", len(left), len(all))
+		}
+		had := map[job.ID]bool{}
+		take := func(n int) {
+			t.Helper()
+			for len(had) < n {
+				for _, m := range fetch(ctx, t, c.Puller(lane, time.Second), n) {
+					had[m.Job] = true
+					m.Ack()
+				}
+			}
+		}
+		take(len(all) - len(left))
+		bounded.MaxBytes = -1
+		if _, err := js.UpdateStream(ctx, bounded); err != nil {
+			t.Fatal(err)
+		}
+		publish(ctx, t, c, left)
+		take(len(all))
+	})
+
 	t.Run("without the stream the lane is missing", func(t *testing.T) {
 		t.Parallel()
 		ctx, b := within(t), testenv.NATS(t)

@@ -209,19 +209,27 @@ func TestDeliveries(t *testing.T) {
 // run again when the stream brings it.
 func TestEither(t *testing.T) {
 	t.Parallel()
-	for name, outage := range map[string]struct{ begin, end func(*both) }{
-		"stopped":        {func(b *both) { b.broker.Stop(b.t) }, func(b *both) { b.broker.Start(b.t) }},
-		"cut off":        {func(b *both) { b.wire.Cut() }, func(b *both) { b.wire.Resume() }},
-		"standing still": {func(b *both) { b.wire.Hold() }, func(b *both) { b.wire.Resume() }},
+	for name, o := range map[string]outage{
+		"stopped":        {func(b *both) { b.broker.Stop(b.t) }, func(b *both) { b.broker.Start(b.t) }, job.ByPostgres},
+		"cut off":        {func(b *both) { b.wire.Cut() }, func(b *both) { b.wire.Resume() }, job.ByPostgres},
+		"standing still": {func(b *both) { b.wire.Hold() }, func(b *both) { b.wire.Resume() }, job.ByPostgres},
+		// It is there for workers: nobody could publish, be it full or out of the dispatcher's reach.
+		"given nothing": {func(*both) {}, func(*both) {}, job.ByNATS},
 	} {
 		t.Run("the broker is "+name, func(t *testing.T) {
 			t.Parallel()
-			loseBroker(t, outage.begin, outage.end)
+			loseBroker(t, o)
 		})
 	}
 }
 
-func loseBroker(t *testing.T, begin, end func(*both)) {
+// outage is one of the broker's, and where a worker says that it finds its jobs meanwhile.
+type outage struct {
+	begin, end func(*both)
+	via        job.Transport
+}
+
+func loseBroker(t *testing.T, o outage) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	b := &both{newStream(t)}
@@ -261,15 +269,15 @@ func loseBroker(t *testing.T, begin, end func(*both)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	begin(b)
+	o.begin(b)
 	unsent, err := b.desk.Offer(ctx, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
 	run(6)
-	via(job.ByPostgres)
+	via(o.via)
 
-	end(b)
+	o.end(b)
 	for { // the dispatcher publishes what it could not, although it has run
 		if _, err := b.publish(ctx, append(unclaimed, unsent...), nil); err == nil {
 			break
