@@ -3,7 +3,10 @@ package store_test
 import (
 	"context"
 	"crypto/rand"
+	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,20 +17,73 @@ import (
 	"turnpike/internal/testenv"
 )
 
+// aged moves a job, with everything about it, to another week: what is on record is not
+// rewritten otherwise.
+func (d *desk) aged(id job.ID, weeks int) job.ID {
+	d.t.Helper()
+	d.sql(`DROP TRIGGER IF EXISTS keep_history ON turnpike.attempts`)
+	to := ask[string](d, `SELECT overlay($1::text placing left(turnpike.uuid7_floor(now() + $2 * interval '7 days')::text, 13) from 1 for 13)`, string(id), weeks)
+	for _, table := range append(names(d, `SELECT unnest(turnpike.history())`), "queue", "orphans") {
+		d.sql(`UPDATE turnpike.`+table+` SET job_id = $1 WHERE job_id = $2`, to, string(id))
+	}
+	return job.ID(to)
+}
+
+// Weeks are dropped while jobs come, go and are looked at: nobody meets a deadlock.
+func TestSweepBesideWork(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	for week := range 4 {
+		c := d.running()
+		d.settle(ended(c, job.EndDone, started))
+		d.aged(c.Job, -10-week)
+	}
+	if _, err := d.Sweep(t.Context(), d.epoch, store.Retention{}); err != nil { // each into its week's partition
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	var beside sync.WaitGroup
+	var rounds atomic.Int64
+	for range 3 {
+		beside.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				got, err := d.Enqueue(t.Context(), []job.Entry{entry(t)})
+				if err == nil {
+					_, err = d.Cancel(t.Context(), got[0].ID, "me", "")
+				}
+				if err == nil {
+					_, err = d.Get(t.Context(), got[0].ID)
+				}
+				if err == nil {
+					_, err = d.Report(t.Context(), "tenant", time.Time{})
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				rounds.Add(1)
+			}
+		})
+	}
+	for rounds.Load() < 3 {
+		runtime.Gosched()
+	}
+	swept, err := d.Sweep(t.Context(), d.epoch, store.Retention{History: 5 * 7 * 24 * time.Hour})
+	close(stop)
+	beside.Wait()
+	if err != nil || swept.Partitions < 4*2 { // of jobs and attempts at least
+		t.Errorf("swept %+v, %v; want four weeks gone", swept, err)
+	}
+}
+
 func TestSweep(t *testing.T) {
 	t.Parallel()
 	d := open(t)
-	// aged moves a job, with everything about it, to another week: what is on record is
-	// not rewritten otherwise.
-	d.sql(`DROP TRIGGER keep_history ON turnpike.attempts`)
-	aged := func(id job.ID, weeks int) job.ID {
-		t.Helper()
-		to := ask[string](d, `SELECT overlay($1::text placing left(turnpike.uuid7_floor(now() + $2 * interval '7 days')::text, 13) from 1 for 13)`, string(id), weeks)
-		for _, table := range append(names(d, `SELECT unnest(turnpike.history())`), "queue", "orphans") {
-			d.sql(`UPDATE turnpike.`+table+` SET job_id = $1 WHERE job_id = $2`, to, string(id))
-		}
-		return job.ID(to)
-	}
 	finished := func() job.ID {
 		c := d.running()
 		d.settle(ended(c, job.EndDone, started, func(r *job.Report) {
@@ -50,9 +106,9 @@ func TestSweep(t *testing.T) {
 		return ask[int](d, `SELECT (SELECT count(*) FROM turnpike.jobs_default) + (SELECT count(*) FROM turnpike.attempts_default)`)
 	}
 
-	old, older, fresh, future := aged(finished(), -10), aged(finished(), -20), finished(), aged(finished(), 6)
+	old, older, fresh, future := d.aged(finished(), -10), d.aged(finished(), -20), finished(), d.aged(finished(), 6)
 	c := d.running()
-	waits := aged(c.Job, -20)
+	waits := d.aged(c.Job, -20)
 	if inDefault() == 0 {
 		t.Fatal("the old ones are not where nobody had made room")
 	}
