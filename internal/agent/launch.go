@@ -104,8 +104,9 @@ type Control interface {
 // and must return at once. A nil field is not called.
 type Observer struct {
 	// Starting is called just before the agent is executed. An error stops it. It
-	// may take as long as it takes to have the start on record.
-	Starting func(ctx context.Context) error
+	// may take as long as it takes to have the start on record. The agent stands still
+	// at until, as by Bounded.RunUntil, and is not executed after it; zero is no end.
+	Starting func(ctx context.Context) (until time.Time, err error)
 	// Started is called once the agent runs.
 	Started func(c Control)
 	// Progress is called whenever something was learned.

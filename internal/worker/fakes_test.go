@@ -371,9 +371,11 @@ func (r *runs) run(ctx context.Context, l worker.Launch) (*agent.Result, error) 
 		return nil, err
 	}
 	if l.Observer.Starting != nil {
-		if err := l.Observer.Starting(ctx); err != nil {
+		until, err := l.Observer.Starting(ctx)
+		if err != nil {
 			return nil, err
 		}
+		_ = r.control.RunUntil(until) // it takes any
 	}
 	id.PID, id.StartTime, id.BootID = 42, 7, "boot"
 	if err := l.Recorder.Live(ctx, id); err != nil {

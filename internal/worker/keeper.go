@@ -519,9 +519,10 @@ func (h *kept) alone(ctx context.Context) error {
 var errDoubtful = errors.New("the lease could not be renewed in time to start")
 
 // starting has Postgres know that the agent is about to be executed, and returns
-// nil once it does: what was never started may be run again, so nothing runs that
-// might be taken for it. The error is the reason not to start.
-func (h *kept) starting(ctx context.Context) error {
+// once it does: what was never started may be run again, so nothing runs that
+// might be taken for it. The agent is started with its end, for this process may stand
+// still until the lease is another's. The error is the reason not to start.
+func (h *kept) starting(ctx context.Context) (until time.Time, err error) {
 	h.keeper.mu.Lock()
 	h.beat.StartedAt = time.Now().UTC()
 	h.urgent = true
@@ -532,15 +533,25 @@ func (h *kept) starting(ctx context.Context) error {
 	defer timer.Stop()
 	select {
 	case <-h.recorded:
-		return nil
+		h.keeper.mu.Lock()
+		defer h.keeper.mu.Unlock()
+		h.until = h.standing.FreezeAt()
+		return h.until, nil
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return time.Time{}, context.Cause(ctx)
 	case <-timer.C:
 		h.keeper.mu.Lock()
 		defer h.keeper.mu.Unlock()
 		h.beat.StartedAt = time.Time{}
-		return fmt.Errorf("%w: %w", errDoubtful, agent.ErrUnready)
+		return time.Time{}, fmt.Errorf("%w: %w", errDoubtful, agent.ErrUnready)
 	}
+}
+
+// doubtful says whether the lease is in doubt now.
+func (h *kept) doubtful() bool {
+	h.keeper.mu.Lock()
+	defer h.keeper.mu.Unlock()
+	return !time.Now().Before(h.standing.FreezeAt())
 }
 
 // started hands over the running turn's control.

@@ -421,6 +421,35 @@ func TestPool(t *testing.T) {
 		must(t, stop())
 	})
 
+	inBubble(t, "starts the agent with the end of its lease", 1, func(t *testing.T, r *rig) {
+		run := r.pool.Turns.Run
+		r.pool.Turns.Run = func(ctx context.Context, l worker.Launch) (*agent.Result, error) {
+			starting, began := l.Observer.Starting, time.Now()
+			l.Observer.Starting = func(ctx context.Context) (time.Time, error) {
+				until, err := starting(ctx)
+				if left := until.Sub(began); left != 45*time.Second {
+					t.Errorf("it may run for %s", left)
+				}
+				r.store.set(func() { r.store.deaf = true })
+				time.Sleep(46 * time.Second)
+				r.store.set(func() { r.store.deaf = false })
+				return until, errors.Join(err, agent.ErrUnready) // as procs answers then
+			}
+			return run(ctx, l)
+		}
+		stop := r.serve(t)
+		for n := range 4 {
+			r.stream.push(r.store.add(1+n, plain()))
+			if rep := <-r.store.reported; rep.Ending != job.EndUnready || rep.Started {
+				t.Errorf("reported %s, started %v", rep.Ending, rep.Started)
+			}
+		}
+		if w := r.pool.Status(); w.Lanes[0].Closed != "" {
+			t.Errorf("what comes of a worker that stood still closes its lane: %s", w.Lanes[0].Closed)
+		}
+		must(t, stop())
+	})
+
 	inBubble(t, "loses no turn while Postgres is away for hours", 1, func(t *testing.T, r *rig) {
 		r.stream.push(r.store.add(1, plain()))
 		stop := r.serve(t)

@@ -178,7 +178,7 @@ func (a *attempt) run(ctx context.Context) (res *agent.Result, err error) {
 	}
 	if res == nil && err != nil {
 		// A lease in doubt says nothing about this worker's own parts.
-		a.local = errors.Is(err, agent.ErrUnready) && !errors.Is(err, errDoubtful)
+		a.local = errors.Is(err, agent.ErrUnready) && !errors.Is(err, errDoubtful) && (a.kept == nil || !a.kept.doubtful())
 		res = a.broken(ctx, err)
 	}
 	if res != nil && res.HasOutcome && res.Outcome.Work.IsZero() {

@@ -328,6 +328,88 @@ func TestTree(t *testing.T) {
 		runs(out)
 	})
 
+	t.Run("has its end before its first instruction", func(t *testing.T) {
+		secs := mark(t)
+		cmd := func() *exec.Cmd { return &exec.Cmd{Path: "/bin/sleep", Args: []string{"sleep", secs}} }
+		_, err := procs.StartUntil(cmd(), procs.Supervised, time.Now())
+		if !errors.Is(err, agent.ErrUnready) {
+			t.Errorf("started though its time was over: %v", err)
+		}
+		// The same where whoever starts it stands still at first.
+		before := func(cmd *exec.Cmd) error {
+			again := time.NewTicker(time.Millisecond)
+			defer again.Stop()
+			for end := time.Now().Add(10 * time.Millisecond); time.Now().Before(end); {
+				<-again.C
+			}
+			return procs.Supervised(cmd)
+		}
+		if _, err := procs.StartUntil(cmd(), before, time.Now().Add(10*time.Millisecond)); !errors.Is(err, agent.ErrUnready) {
+			t.Errorf("started though its time was over by then: %v", err)
+		}
+		if n := sleepers(t, secs); n != 0 {
+			t.Errorf("%d programs were executed", n)
+		}
+
+		// And where it stands still after it.
+		out, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer out.Close()
+		var tree *procs.Tree
+		err = agent.ErrUnready
+		for term := 100 * time.Millisecond; errors.Is(err, agent.ErrUnready); term *= 2 { // this machine may be slow
+			busy := shell(`i=0; while :; do i=$((i+1)); echo $i; done & wait`)
+			busy.Stdout = w
+			tree, err = procs.StartUntil(busy, procs.Supervised, time.Now().Add(term))
+		}
+		w.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := tree.Kill(context.Background()); err != nil {
+				t.Error(err)
+			}
+			_, _ = tree.Wait()
+		}()
+		again := time.NewTicker(time.Millisecond)
+		defer again.Stop()
+		for moving(t, tree.Identity().PID) > 0 {
+			<-again.C
+		}
+		if err := tree.RunUntil(time.Now().Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.CopyN(io.Discard, out, 1<<20); err != nil {
+			t.Error(err)
+		}
+	})
+
+	t.Run("is not executed when nobody waits for it any more", func(t *testing.T) {
+		// Whoever asked for it was killed, and its root goes on only then.
+		secs := mark(t)
+		alone := func(cmd *exec.Cmd) error {
+			near, err := syscall.Dup(int(cmd.ExtraFiles[0].Fd()))
+			if err != nil {
+				return err
+			}
+			defer syscall.Close(near)
+			if err := syscall.Shutdown(near, syscall.SHUT_RD); err != nil {
+				return err
+			}
+			return procs.Supervised(cmd)
+		}
+		_, err := procs.Start(&exec.Cmd{Path: "/bin/sleep", Args: []string{"sleep", secs}}, alone)
+		if !errors.Is(err, agent.ErrUnready) {
+			t.Errorf("started: %v", err)
+		}
+		if n := sleepers(t, secs); n != 0 {
+			t.Errorf("%d programs were executed", n)
+		}
+	})
+
 	t.Run("kills while frozen", func(t *testing.T) {
 		secs := mark(t)
 		tree, _ := start(t, shell(nested, secs))

@@ -35,6 +35,7 @@ func Entry() {
 // namespaces nor subreapers, so it keeps account of who belongs to the program.
 type root struct {
 	line    *os.File
+	asked   *json.Decoder
 	answers *json.Encoder
 	pid     int
 	program process
@@ -100,13 +101,19 @@ func (r *root) start(setup *os.File) error {
 		return NewFailure("open the line", err, agent.ErrUnsupported)
 	}
 	r.line = os.NewFile(fdLine, "line")
-	r.answers = json.NewEncoder(r.line)
+	r.asked, r.answers = json.NewDecoder(r.line), json.NewEncoder(r.line)
+	if err := r.term.begin(r.asked); err != nil {
+		return err
+	}
 	files := []uintptr{0, 1, 2}
 	if p.Stage {
 		files = append(files, setup.Fd())
 		for i := range p.Passed {
 			files = append(files, uintptr(FirstPassed+i))
 		}
+	}
+	if err := r.term.unasked(); err != nil {
+		return err
 	}
 	pid, err := syscall.ForkExec(p.Path, p.Args, &syscall.ProcAttr{
 		Dir: p.Dir, Env: p.Env, Files: files, Sys: &syscall.SysProcAttr{Setsid: true},
@@ -203,9 +210,9 @@ func (r *root) run(signals <-chan os.Signal) agent.Exit {
 // listen hands on what the worker says, and closes requests when it is gone.
 func (r *root) listen(requests chan<- request) {
 	defer close(requests)
-	for d := json.NewDecoder(r.line); ; {
+	for {
 		var q request
-		if d.Decode(&q) != nil {
+		if r.asked.Decode(&q) != nil {
 			return
 		}
 		requests <- q

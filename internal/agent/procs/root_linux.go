@@ -45,6 +45,7 @@ type root struct {
 	namespace bool
 	self      process
 	line      *os.File
+	asked     *json.Decoder
 	answers   *json.Encoder
 	child     int // pidfd of the program
 	groups    []Group
@@ -119,7 +120,10 @@ func (r *root) start(setup *os.File, prepare Prepare) (int, error) {
 		return 0, NewFailure("open the line", err, agent.ErrUnsupported)
 	}
 	r.line = os.NewFile(fdLine, "line")
-	r.answers = json.NewEncoder(r.line)
+	r.asked, r.answers = json.NewDecoder(r.line), json.NewEncoder(r.line)
+	if err := r.term.begin(r.asked); err != nil {
+		return 0, err
+	}
 	self, err := stat(os.Getpid())
 	if err != nil {
 		return 0, NewFailure("read /proc", err, agent.ErrUnsupported)
@@ -133,6 +137,9 @@ func (r *root) start(setup *os.File, prepare Prepare) (int, error) {
 	for i, name := range p.Groups {
 		at := uintptr(FirstPassed + p.Passed + 2*i)
 		r.groups = append(r.groups, Group{Name: name, Parent: os.NewFile(at, name), Dir: os.NewFile(at+1, name)})
+	}
+	if err := r.term.unasked(); err != nil {
+		return 0, err
 	}
 	pid, err := execute(p, prepare)
 	if err != nil {
@@ -251,9 +258,9 @@ func (r *root) reap() {
 // listen hands on what the worker says, and closes requests when it is gone.
 func (r *root) listen(requests chan<- request) {
 	defer close(requests)
-	for d := json.NewDecoder(r.line); ; {
+	for {
 		var q request
-		if d.Decode(&q) != nil {
+		if r.asked.Decode(&q) != nil {
 			return
 		}
 		requests <- q

@@ -3,9 +3,15 @@
 package procs
 
 import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"turnpike/internal/agent"
 )
 
 // term is until when a tree may run. Its root keeps it, which goes on when its worker
@@ -23,6 +29,43 @@ func monotonic() (time.Duration, error) {
 	err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
 	return time.Duration(now.Nano()), err
 }
+
+// termEnd is a time as a term has it. Whoever is held up in here makes it earlier.
+func termEnd(at time.Time) (time.Duration, error) {
+	now, err := monotonic()
+	return now + time.Until(at), err
+}
+
+// begin takes the first word of a line, which is the end of the tree that is about to be
+// started.
+func (t *term) begin(line *json.Decoder) error {
+	var q request
+	if err := line.Decode(&q); err != nil || q.Do != doUntil {
+		return NewFailure("read the line", cmp.Or(err, fmt.Errorf("it begins with %q", q.Do)), agent.ErrUnsupported)
+	}
+	if _, err := t.extend(q.At); err != nil {
+		return NewFailure("read the clock", err, agent.ErrUnsupported)
+	}
+	return nil
+}
+
+// unasked says why the tree must not be started, any more; nil where it may.
+func (t *term) unasked() error {
+	now, err := monotonic()
+	if err != nil {
+		return NewFailure("read the clock", err, agent.ErrUnsupported)
+	}
+	if t.timer != nil && t.end <= now {
+		return NewFailure("start in time", errOver, agent.ErrUnready)
+	}
+	if n, _, err := unix.Recvfrom(fdLine, make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT); n == 0 && err == nil {
+		return NewFailure("start in time", errors.New("nobody waits for it any more"), agent.ErrUnready)
+	}
+	return nil
+}
+
+// errOver says that a tree's time was over before it was started.
+var errOver = errors.New("the time it may run for is over")
 
 // fires is when the term ends.
 func (t *term) fires() <-chan time.Time {

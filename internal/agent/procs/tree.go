@@ -55,6 +55,13 @@ var (
 // ExtraFiles and SysProcAttr must be unset, and it must not have been made with
 // a context: the tree is stopped, never the root alone. Wait must be called.
 func Start(cmd *exec.Cmd, start func(*exec.Cmd) error) (*Tree, error) {
+	return StartUntil(cmd, start, time.Time{})
+}
+
+// StartUntil is Start of a tree that has its end before its first instruction, as
+// RunUntil gives it: whoever starts it may be held up at any moment until it could call
+// that. A program whose time is over by then is not executed. The zero time is no end.
+func StartUntil(cmd *exec.Cmd, start func(*exec.Cmd) error, until time.Time) (*Tree, error) {
 	if cmd.ExtraFiles != nil || cmd.SysProcAttr != nil || cmd.Cancel != nil {
 		return nil, fmt.Errorf("start %s: the command has extra files, process attributes or a context of its own", cmd.Path)
 	}
@@ -64,6 +71,11 @@ func Start(cmd *exec.Cmd, start func(*exec.Cmd) error) (*Tree, error) {
 	}
 	line, far, err := newLine()
 	if err != nil {
+		return nil, fmt.Errorf("start %s: the line: %w", cmd.Path, err)
+	}
+	if err := begin(line, until); err != nil {
+		line.Close()
+		far.Close()
 		return nil, fmt.Errorf("start %s: the line: %w", cmd.Path, err)
 	}
 	cmd.ExtraFiles = []*os.File{far}
@@ -124,11 +136,23 @@ func (t *Tree) Thaw() error { return t.ask(request{Do: doThaw}) }
 // RunUntil has the tree stand still at a time, unless it was given a later one by then.
 // Its root sees to that, whatever becomes of this process.
 func (t *Tree) RunUntil(at time.Time) error {
-	now, err := monotonic()
+	end, err := termEnd(at)
 	if err != nil {
 		return fmt.Errorf("until: %w", err)
 	}
-	return t.ask(request{Do: doUntil, At: now + time.Until(at)})
+	return t.ask(request{Do: doUntil, At: end})
+}
+
+// begin says the first word of a line, which its root reads before it executes anything.
+func begin(line *net.UnixConn, until time.Time) error {
+	q := request{Do: doUntil}
+	if !until.IsZero() {
+		var err error
+		if q.At, err = termEnd(until); err != nil {
+			return err
+		}
+	}
+	return json.NewEncoder(line).Encode(q)
 }
 
 func (t *Tree) ask(q request) error {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -168,7 +169,7 @@ func TestSessionRefusesWhatChanged(t *testing.T) {
 			t.Parallel()
 			g := newGranted(t)
 			started := false
-			g.runner.Observer.Starting = func(context.Context) error { started = true; return errWouldStart }
+			g.runner.Observer.Starting = func(context.Context) (time.Time, error) { started = true; return time.Time{}, errWouldStart }
 			s := g.prepare()
 			c.change(g)
 			_, err := s.Run(t.Context(), g.request)
@@ -246,7 +247,7 @@ func TestSessionOfTheOwnSandbox(t *testing.T) {
 	t.Parallel()
 	g := newGranted(t)
 	g.grants.Tools = []string{agent.ToolsAll}
-	g.runner.Observer.Starting = func(context.Context) error { return errWouldStart }
+	g.runner.Observer.Starting = func(context.Context) (time.Time, error) { return time.Time{}, errWouldStart }
 	s, err := runner.NewHostClaude(g.runner).Prepare(t.Context(), g.grants)
 	g.must(err)
 	p := s.Policy()
@@ -258,9 +259,9 @@ func TestSessionOfTheOwnSandbox(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	// As late as the start: after the turn's own verdict.
-	g.runner.Observer.Starting = func(context.Context) error {
+	g.runner.Observer.Starting = func(context.Context) (time.Time, error) {
 		g.must(os.Rename(g.path("more"), g.path("elsewhere/old")))
-		return os.Mkdir(g.path("more"), 0o700)
+		return time.Time{}, os.Mkdir(g.path("more"), 0o700)
 	}
 	if res, err := s.Run(t.Context(), g.request); !errors.Is(err, agent.ErrPolicyChanged) || res != nil {
 		t.Errorf("got %v, %v", res, err)
@@ -274,7 +275,7 @@ func TestSessionOfTheOwnSandbox(t *testing.T) {
 func TestSessionsLife(t *testing.T) {
 	t.Parallel()
 	g := newGranted(t)
-	g.runner.Observer.Starting = func(context.Context) error { return errWouldStart }
+	g.runner.Observer.Starting = func(context.Context) (time.Time, error) { return time.Time{}, errWouldStart }
 	rapid.Check(t, func(rt *rapid.T) {
 		s, err := runner.NewHostNone(g.runner).Prepare(t.Context(), g.grants)
 		if err != nil {

@@ -501,8 +501,10 @@ func (t *turn) start(ctx context.Context) error {
 }
 
 func (t *turn) exec(ctx context.Context) error {
+	var until time.Time
 	if starting := t.r.Observer.Starting; starting != nil {
-		if err := starting(ctx); err != nil {
+		var err error
+		if until, err = starting(ctx); err != nil {
 			return err
 		}
 	}
@@ -516,7 +518,7 @@ func (t *turn) exec(ctx context.Context) error {
 		Env: t.environment(), Dir: t.launch.WorkDir,
 		Stdin: t.in.theirs, Stdout: t.out.theirs, Stderr: t.err.theirs,
 	}
-	if err := t.launchTree(ctx, cmd); err != nil {
+	if err := t.launchTree(ctx, cmd, until); err != nil {
 		return kind(err)
 	}
 	for _, p := range []*pipe{&t.in, &t.out, &t.err} {
@@ -526,9 +528,13 @@ func (t *turn) exec(ctx context.Context) error {
 	return nil
 }
 
-// launchTree starts cmd where the turn runs.
-func (t *turn) launchTree(ctx context.Context, cmd *exec.Cmd) error {
+// launchTree starts cmd where the turn runs, and until when. An engine is asked to start
+// nothing after that.
+func (t *turn) launchTree(ctx context.Context, cmd *exec.Cmd, until time.Time) error {
 	if t.boxed != nil {
+		if !until.IsZero() && !time.Now().Before(until) {
+			return fmt.Errorf("%w: the time it may run for is over", agent.ErrUnready)
+		}
 		tree, err := t.boxed.engine.Start(ctx, cmd, *t.turn.Box, t.r.Recorder)
 		if err != nil {
 			return err
@@ -543,7 +549,7 @@ func (t *turn) launchTree(ctx context.Context, cmd *exec.Cmd) error {
 	if c := t.turn.Confinement; c != nil {
 		start = func(cmd *exec.Cmd) error { return t.r.confiner().Start(cmd, *c) }
 	}
-	tree, err := procs.Start(cmd, start)
+	tree, err := procs.StartUntil(cmd, start, until)
 	if err != nil {
 		return err
 	}

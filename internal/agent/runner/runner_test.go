@@ -545,7 +545,7 @@ func TestRunStartsNothing(t *testing.T) {
 			want:   agent.ErrUnready, told: []string{"creating"}},
 		"when_the_observer_stops_it": {
 			change: func(r *runner.Runner, _ *agent.Request) {
-				r.Observer.Starting = func(context.Context) error { return stop }
+				r.Observer.Starting = func(context.Context) (time.Time, error) { return time.Time{}, stop }
 			}, want: stop, told: []string{"creating", "gone", "without identity"}},
 		"when_the_program_cannot_be_executed": {
 			change: func(r *runner.Runner, q *agent.Request) {
@@ -591,13 +591,18 @@ func TestRunInAGivenSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	req.SessionDir = dir
-	r.Observer.Starting = func(context.Context) error {
+	r.Observer.Starting = func(context.Context) (time.Time, error) {
 		// Whoever dies while it asks leaves nothing that says that a turn was started.
 		if lost, err := session.Interrupted(r.SessionsDir); err != nil || len(lost) > 0 {
 			t.Errorf("a turn that is not started yet counts as lost: %v, %v", lost, err)
 		}
-		return agent.ErrUnready
+		return time.Time{}, agent.ErrUnready
 	}
+	if _, err := r.Run(t.Context(), req); !errors.Is(err, agent.ErrUnready) {
+		t.Fatal(err)
+	}
+	// Nor is one whose time was over when it could be started at last.
+	r.Observer.Starting = func(context.Context) (time.Time, error) { return time.Now(), nil }
 	if _, err := r.Run(t.Context(), req); !errors.Is(err, agent.ErrUnready) {
 		t.Fatal(err)
 	}
@@ -634,7 +639,7 @@ func TestRunObserved(t *testing.T) {
 	var stream strings.Builder
 	r.Stream = &stream
 	r.Observer = agent.Observer{
-		Starting: func(context.Context) error { told = append(told, "starting"); return nil },
+		Starting: func(context.Context) (time.Time, error) { told = append(told, "starting"); return time.Time{}, nil },
 		Started:  func(agent.Control) { told = append(told, "started") },
 		Progress: func(agent.Progress) { told = append(told, "progress") },
 		Line:     func([]byte) { told = append(told, "line") },

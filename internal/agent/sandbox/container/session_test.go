@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"turnpike/internal/agent"
 	"turnpike/internal/agent/agenttest"
@@ -23,7 +24,7 @@ func TestSession(t *testing.T) {
 	var r *runner.Runner
 	_, req, err := turn(t, agent.AgentClaude, nil, func(of *runner.Runner, _ *agent.Request) {
 		r = of
-		r.Observer.Starting = func(context.Context) error { return errLater }
+		r.Observer.Starting = func(context.Context) (time.Time, error) { return time.Time{}, errLater }
 	}, agenttest.Write("out.txt", "written\n"), agenttest.Text("Done."))
 	if !errors.Is(err, errLater) {
 		t.Fatal(err)
