@@ -149,6 +149,18 @@ func (h *History) jobs() map[job.ID]Recorded {
 	return out
 }
 
+// AtOnce counts the jobs that were dispatched in the commit that enqueued them.
+func (h *History) AtOnce() (n int) {
+	seen := map[job.ID]bool{}
+	for _, m := range h.Moves {
+		if !seen[m.Job] && m.State == job.Dispatched {
+			n++
+		}
+		seen[m.Job] = true
+	}
+	return n
+}
+
 // begun is every run, in the order of begin.
 func (h *History) begun() []Run {
 	runs := slices.Clone(h.Runs)

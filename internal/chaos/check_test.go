@@ -245,6 +245,15 @@ func TestPlan(t *testing.T) {
 			t.Error("what is printed does not tell one seed from another")
 		}
 	})
+	t.Run("lets jobs go as they are enqueued with every other seed", func(t *testing.T) {
+		for seed := range uint64(10) {
+			p := chaos.NewPlan(seed, size)
+			limited := slices.ContainsFunc(p.Jobs[:size.Turns/3], func(j chaos.Job) bool { return j.Account == chaos.Metered })
+			if free := seed%2 == 1; free == p.Budget || free && limited {
+				t.Errorf("seed %d: a budget %v, limits early on %v", seed, p.Budget, limited)
+			}
+		}
+	})
 	t.Run("mends all that it breaks", func(t *testing.T) {
 		mends := map[string]string{
 			chaos.Kill: chaos.Start, chaos.Lose: chaos.Start, chaos.Drain: chaos.Start, chaos.Stop: chaos.GoOn,

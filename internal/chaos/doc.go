@@ -12,7 +12,8 @@
 // A [Plan] is a pure function of a seed and a number of turns: the jobs with all the
 // queue offers, what the agent does in each attempt, and when what is broken. It is
 // printed; the same seed makes the same plan again. When exactly an action takes effect
-// is the machine's to say.
+// is the machine's to say. Even seeds set a budget, and odd ones none: with one, selection
+// decides about every job, and without, some are dispatched as they are enqueued.
 //
 // # Ledger
 //

@@ -23,8 +23,12 @@ type Size struct {
 
 // Plan is what a run does. It is a function of a seed and a size, and of nothing else.
 type Plan struct {
-	Seed    uint64
-	Size    Size
+	Seed uint64
+	Size Size
+	// Budget says that a tenant has one from the start. Where there is any, or a limit was
+	// met, no job is dispatched as it is enqueued: every other seed has none, and meets no
+	// limit before a third of its jobs came.
+	Budget  bool
 	Jobs    []Job
 	Actions []Action // what is done to the installation, in order
 	Demands []Action // what operators ask for, in order
@@ -89,7 +93,7 @@ const Metered = "metered"
 
 // NewPlan makes the plan of a seed.
 func NewPlan(seed uint64, size Size) *Plan {
-	p := &Plan{Seed: seed, Size: size}
+	p := &Plan{Seed: seed, Size: size, Budget: seed%2 == 0}
 	p.jobs(rand.New(rand.NewPCG(seed, 1)))
 	p.demands(rand.New(rand.NewPCG(seed, 2)))
 	p.actions(rand.New(rand.NewPCG(seed, 3)))
@@ -134,7 +138,7 @@ func (p *Plan) jobs(r *rand.Rand) {
 		if one(r, 10) {
 			j.DedupKey = "dedup-" + strconv.Itoa(r.IntN(8))
 		}
-		if one(r, 25) {
+		if one(r, 25) && (p.Budget || i >= p.Size.Turns/3) {
 			j.Account = Metered
 		}
 		p.Jobs = append(p.Jobs, j)
@@ -281,7 +285,7 @@ func (p *Plan) actions(r *rand.Rand) {
 
 // Print writes the plan for a person: what is done when, and how to do it again.
 func (p *Plan) Print(w io.Writer) {
-	fmt.Fprintf(w, "chaos: SEED=%d TURNS=%d: %d jobs in %s, and meanwhile:\n", p.Seed, p.Size.Turns, len(p.Jobs), p.Length().Round(time.Second))
+	fmt.Fprintf(w, "chaos: SEED=%d TURNS=%d: %d jobs in %s, a budget: %v, and meanwhile:\n", p.Seed, p.Size.Turns, len(p.Jobs), p.Length().Round(time.Second), p.Budget)
 	all := slices.Concat(p.Actions, p.Demands)
 	inOrder(all)
 	for _, a := range all {
