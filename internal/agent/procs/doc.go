@@ -34,9 +34,11 @@
 // through /proc by anyone of the same user, and then never reports its end.
 //
 // Until is for a worker that is alive and stands still: at that time, unless a later one
-// was given, the root freezes the tree by itself (term.go). It is the first word of every
+// was given, the root freezes the tree by itself. It is the first word of every
 // line, said before there is a root, which executes nothing when that time is over or
 // nobody waits for it any more: a worker may stand still while it starts a tree, too.
+// Term keeps that time, and FreezeOthers and Freeze hold still, for what launchers put
+// beside a program elsewhere, too.
 //
 // Terminate is SIGTERM to the root, which passes it (and SIGINT and SIGHUP) to the
 // program. Kill closes the line, waits, and if the root does not end by itself

@@ -263,6 +263,22 @@ func TestTree(t *testing.T) {
 		}
 	})
 
+	t.Run("stands still in the middle of starting programs", func(t *testing.T) {
+		// Where a shell's fork borrows its memory, it hears of no signal before that executes.
+		tree, _ := start(t, shell(`for i in 1 2 3 4; do while :; do /bin/true; done & done; echo ready; wait`))
+		for range 50 {
+			if err := tree.Freeze(); err != nil {
+				t.Fatal(err)
+			}
+			if n := moving(t, tree.Identity().PID); n != 0 {
+				t.Errorf("%d processes still run", n)
+			}
+			if err := tree.Thaw(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+
 	t.Run("stands still by itself at the end of its term", func(t *testing.T) {
 		busy := func() *exec.Cmd { return shell(`echo ready; i=0; while :; do i=$((i+1)); echo $i; done & wait`) }
 		still := func(tree *procs.Tree) {

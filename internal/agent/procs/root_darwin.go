@@ -15,13 +15,9 @@ import (
 	"turnpike/internal/agent"
 )
 
-const (
-	// stopBound is how long the root waits for what it froze to stand still.
-	stopBound = 5 * time.Second
-	// lookAgain is how often the root looks who is there. What leaves its parent, its
-	// group and its environment between two looks is not found.
-	lookAgain = 25 * time.Millisecond
-)
+// lookAgain is how often the root looks who is there. What leaves its parent, its
+// group and its environment between two looks is not found.
+const lookAgain = 25 * time.Millisecond
 
 // Entry is the first line of main in every program that starts trees. In a root it
 // does the root's work and exits; everywhere else it returns at once.
@@ -41,7 +37,7 @@ type root struct {
 	program process
 	reaped  chan syscall.WaitStatus // has room for one
 	family  family
-	term    term
+	term    Term
 }
 
 func runRoot() int {
@@ -52,6 +48,10 @@ func runRoot() int {
 	}
 	setup := os.NewFile(fdSetup, "setup")
 	r := &root{reaped: make(chan syscall.WaitStatus, 1)}
+	r.term = Term{
+		Stop: func() error { return freeze(r.signalAll, r.members) },
+		Go:   func() error { return r.signalAll(unix.SIGCONT) },
+	}
 	signals := make(chan os.Signal, 16)
 	// The last are caught only so that they do nothing: ignoring them would be
 	// inherited by the program.
@@ -191,14 +191,10 @@ func (r *root) run(signals <-chan os.Signal) agent.Exit {
 				a.Error = err.Error()
 			}
 			_ = r.answers.Encode(a)
-		case <-r.term.fires():
-			if r.term.told {
-				continue
+		case <-r.term.Fires():
+			if r.term.End() != nil {
+				return r.end(killed)
 			}
-			if r.freeze() != nil {
-				return r.end(killed) // what cannot be held still must not outlive its term
-			}
-			r.term.over = true
 		case <-look.C:
 			_, _ = r.members() // a table that could not be read is read again
 		case ws := <-r.reaped:
@@ -254,23 +250,11 @@ func (r *root) members() ([]process, error) {
 func (r *root) do(q request) error {
 	switch q.Do {
 	case doFreeze:
-		err := r.freeze()
-		if err == nil {
-			r.term.told, r.term.over = true, false
-		}
-		return err
+		return r.term.Freeze()
 	case doThaw:
-		goesOn, err := r.term.thaw()
-		if goesOn {
-			err = r.signalAll(unix.SIGCONT)
-		}
-		return err
+		return r.term.Thaw()
 	case doUntil:
-		goesOn, err := r.term.extend(q.At)
-		if goesOn {
-			err = r.signalAll(unix.SIGCONT)
-		}
-		return err
+		return r.term.RunUntil(q.At)
 	}
 	return fmt.Errorf("unknown request %q", q.Do)
 }
@@ -281,33 +265,6 @@ func (r *root) signalAll(sig unix.Signal) error {
 		err = errors.Join(err, p.signal(sig))
 	}
 	return err
-}
-
-// freeze returns when everything stands still.
-func (r *root) freeze() error {
-	again := time.NewTicker(time.Millisecond)
-	defer again.Stop()
-	for bound := time.Now().Add(stopBound); ; <-again.C {
-		if err := r.signalAll(unix.SIGSTOP); err != nil {
-			return err
-		}
-		moving := 0
-		all, err := r.members()
-		if err != nil {
-			return err
-		}
-		for _, p := range all {
-			if !p.stopped() {
-				moving++
-			}
-		}
-		if moving == 0 {
-			return nil
-		}
-		if time.Now().After(bound) {
-			return fmt.Errorf("%d processes did not stop", moving)
-		}
-	}
 }
 
 func exitOf(ws syscall.WaitStatus) agent.Exit {

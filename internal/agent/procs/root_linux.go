@@ -14,9 +14,6 @@ import (
 	"turnpike/internal/agent"
 )
 
-// stopBound is how long the root waits for what it froze to stand still.
-const stopBound = 5 * time.Second
-
 // Entry is the first line of main in every program that starts trees, and of
 // TestMain in every test that does (package confine's Entry calls it). In a
 // root it does the root's work and exits; everywhere else it returns at once.
@@ -49,7 +46,7 @@ type root struct {
 	answers   *json.Encoder
 	child     int // pidfd of the program
 	groups    []Group
-	term      term
+	term      Term
 	// reaped carries every child that ended, and closes when there is none left.
 	reaped chan ended
 }
@@ -67,6 +64,10 @@ func runRoot(prepare Prepare) int {
 	}
 	setup := os.NewFile(fdSetup, "setup")
 	r := &root{namespace: os.Getpid() == 1, reaped: make(chan ended, 16)}
+	r.term = Term{
+		Stop: func() error { return freeze(r.signalAll, r.others) },
+		Go:   func() error { return r.signalAll(unix.SIGCONT) },
+	}
 	signals := make(chan os.Signal, 16)
 	// SIGPIPE, SIGQUIT and the terminal's stops are caught only so that they do
 	// nothing: ignoring them would be inherited by the program.
@@ -220,14 +221,10 @@ func (r *root) run(pid int, signals <-chan os.Signal) agent.Exit {
 				a.Error = err.Error()
 			}
 			_ = r.answers.Encode(a)
-		case <-r.term.fires():
-			if r.term.told {
-				continue
+		case <-r.term.Fires():
+			if r.term.End() != nil {
+				return r.end(pid, killed)
 			}
-			if r.freeze() != nil {
-				return r.end(pid, killed) // what cannot be held still must not outlive its term
-			}
-			r.term.over = true
 		case e, open := <-r.reaped:
 			if !open {
 				return killed
@@ -309,10 +306,7 @@ func (r *root) killAll() {
 // signalAll signals everything but the root.
 func (r *root) signalAll(sig unix.Signal) error {
 	if r.namespace {
-		if err := unix.Kill(-1, sig); err != nil && err != unix.ESRCH {
-			return err
-		}
-		return nil
+		return signalOthers(sig)
 	}
 	others, err := r.others()
 	for _, p := range others {
@@ -323,69 +317,22 @@ func (r *root) signalAll(sig unix.Signal) error {
 
 // others lists everything alive but the root.
 func (r *root) others() ([]process, error) {
-	if !r.namespace {
-		return r.self.descendants()
+	if r.namespace {
+		return others()
 	}
-	all, err := table()
-	out := all[:0]
-	for _, p := range all {
-		if p.pid != 1 && !p.dead() {
-			out = append(out, p)
-		}
-	}
-	return out, err
+	return r.self.descendants()
 }
 
 func (r *root) do(q request) error {
 	switch q.Do {
 	case doFreeze:
-		err := r.freeze()
-		if err == nil {
-			r.term.told, r.term.over = true, false
-		}
-		return err
+		return r.term.Freeze()
 	case doThaw:
-		goesOn, err := r.term.thaw()
-		if goesOn {
-			err = r.signalAll(unix.SIGCONT)
-		}
-		return err
+		return r.term.Thaw()
 	case doUntil:
-		goesOn, err := r.term.extend(q.At)
-		if goesOn {
-			err = r.signalAll(unix.SIGCONT)
-		}
-		return err
+		return r.term.RunUntil(q.At)
 	}
 	return fmt.Errorf("unknown request %q", q.Do)
-}
-
-// freeze returns when everything stands still: a process that was just forked
-// may be missed by one walk, never by the walk that finds all others stopped.
-func (r *root) freeze() error {
-	again := time.NewTicker(time.Millisecond)
-	defer again.Stop()
-	for bound := time.Now().Add(stopBound); ; <-again.C {
-		if err := r.signalAll(unix.SIGSTOP); err != nil {
-			return err
-		}
-		moving := 0
-		others, err := r.others()
-		if err != nil {
-			return err
-		}
-		for _, p := range others {
-			if !p.stopped() {
-				moving++
-			}
-		}
-		if moving == 0 {
-			return nil
-		}
-		if time.Now().After(bound) {
-			return fmt.Errorf("%d processes did not stop", moving)
-		}
-	}
 }
 
 func exitOf(ws syscall.WaitStatus) agent.Exit {

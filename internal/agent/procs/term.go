@@ -14,44 +14,49 @@ import (
 	"turnpike/internal/agent"
 )
 
-// term is until when a tree may run. Its root keeps it, which goes on when its worker
-// stands still: stopped, swapped out, or starved. The zero term has no end.
-type term struct {
-	end   time.Duration // by CLOCK_MONOTONIC, which both have
+// Term is until when processes may run. Who keeps it goes on when its worker stands
+// still: stopped, swapped out, or starved. It has no end before RunUntil gave it one,
+// and its methods are called one at a time.
+type Term struct {
+	// Stop returns when the processes stand still, Go lets them go on.
+	Stop, Go func() error
+
+	end   time.Duration // by Monotonic
 	timer *time.Timer   // nil: no end was given
-	over  bool          // the tree stands still because of its end
-	told  bool          // it stands still because the worker said so
+	over  bool          // they stand still because of the end
+	told  bool          // they stand still because the worker said so
 }
 
-// monotonic is the time that no clock's adjustment moves, the same for every process.
-func monotonic() (time.Duration, error) {
+// Monotonic is the time that no clock's adjustment moves (CLOCK_MONOTONIC), the same for
+// every process of a kernel.
+func Monotonic() (time.Duration, error) {
 	var now unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
 	return time.Duration(now.Nano()), err
 }
 
-// termEnd is a time as a term has it. Whoever is held up in here makes it earlier.
-func termEnd(at time.Time) (time.Duration, error) {
-	now, err := monotonic()
+// TermEnd is a time as a term has it. Whoever is held up in here makes it earlier.
+func TermEnd(at time.Time) (time.Duration, error) {
+	now, err := Monotonic()
 	return now + time.Until(at), err
 }
 
 // begin takes the first word of a line, which is the end of the tree that is about to be
 // started.
-func (t *term) begin(line *json.Decoder) error {
+func (t *Term) begin(line *json.Decoder) error {
 	var q request
 	if err := line.Decode(&q); err != nil || q.Do != doUntil {
 		return NewFailure("read the line", cmp.Or(err, fmt.Errorf("it begins with %q", q.Do)), agent.ErrUnsupported)
 	}
-	if _, err := t.extend(q.At); err != nil {
+	if err := t.RunUntil(q.At); err != nil {
 		return NewFailure("read the clock", err, agent.ErrUnsupported)
 	}
 	return nil
 }
 
 // unasked says why the tree must not be started, any more; nil where it may.
-func (t *term) unasked() error {
-	now, err := monotonic()
+func (t *Term) unasked() error {
+	now, err := Monotonic()
 	if err != nil {
 		return NewFailure("read the clock", err, agent.ErrUnsupported)
 	}
@@ -67,34 +72,57 @@ func (t *term) unasked() error {
 // errOver says that a tree's time was over before it was started.
 var errOver = errors.New("the time it may run for is over")
 
-// fires is when the term ends.
-func (t *term) fires() <-chan time.Time {
+// Fires is when End is to be called.
+func (t *Term) Fires() <-chan time.Time {
 	if t.timer == nil {
 		return nil
 	}
 	return t.timer.C
 }
 
-// thaw is told that the tree may go on. It says whether it does: past its end it stands
-// still until it is given a later one.
-func (t *term) thaw() (goesOn bool, err error) {
-	now, err := monotonic()
-	if err != nil {
-		return false, err
+// End has the processes stand still, for their term is over. If it cannot, they must be
+// killed: what cannot be held still must not outlive its term.
+func (t *Term) End() error {
+	if t.told {
+		return nil
 	}
-	t.told, t.over = false, t.timer != nil && t.end <= now
-	return !t.over, nil
+	err := t.Stop()
+	t.over = err == nil
+	return err
 }
 
-// extend moves the end to a later time. It says whether a tree that stood still
-// because of the end before goes on.
-func (t *term) extend(end time.Duration) (goesOn bool, err error) {
-	if end <= t.end {
-		return false, nil
+// Freeze is the worker's word that they stand still.
+func (t *Term) Freeze() error {
+	err := t.Stop()
+	if err == nil {
+		t.told, t.over = true, false
 	}
-	now, err := monotonic()
+	return err
+}
+
+// Thaw is the worker's word that they may go on. Past their end they stand still until
+// they are given a later one: the worker may have been stopped since it decided to.
+func (t *Term) Thaw() error {
+	now, err := Monotonic()
 	if err != nil {
-		return false, err
+		return err
+	}
+	t.told, t.over = false, t.timer != nil && t.end <= now
+	if t.over {
+		return nil
+	}
+	return t.Go()
+}
+
+// RunUntil moves the end to a later time. What stood still because of the end before
+// goes on.
+func (t *Term) RunUntil(end time.Duration) error {
+	if end <= t.end {
+		return nil
+	}
+	now, err := Monotonic()
+	if err != nil {
+		return err
 	}
 	t.end = end
 	if t.timer == nil {
@@ -102,7 +130,9 @@ func (t *term) extend(end time.Duration) (goesOn bool, err error) {
 	} else {
 		t.timer.Reset(end - now)
 	}
-	goesOn = t.over && end > now
-	t.over = t.over && !goesOn
-	return goesOn, nil
+	if !t.over || end <= now {
+		return nil
+	}
+	t.over = false
+	return t.Go()
 }

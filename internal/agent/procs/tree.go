@@ -136,7 +136,7 @@ func (t *Tree) Thaw() error { return t.ask(request{Do: doThaw}) }
 // RunUntil has the tree stand still at a time, unless it was given a later one by then.
 // Its root sees to that, whatever becomes of this process.
 func (t *Tree) RunUntil(at time.Time) error {
-	end, err := termEnd(at)
+	end, err := TermEnd(at)
 	if err != nil {
 		return fmt.Errorf("until: %w", err)
 	}
@@ -148,7 +148,7 @@ func begin(line *net.UnixConn, until time.Time) error {
 	q := request{Do: doUntil}
 	if !until.IsZero() {
 		var err error
-		if q.At, err = termEnd(until); err != nil {
+		if q.At, err = TermEnd(until); err != nil {
 			return err
 		}
 	}

@@ -297,8 +297,7 @@ func (u *running) Freeze() error { return u.call(true) }
 // Thaw lets both go on.
 func (u *running) Thaw() error { return u.call(false) }
 
-// RunUntil bounds how long the agent may run unseen. What an engine runs cannot be: its
-// freeze is the engine's to do.
+// RunUntil bounds how long the agent may run unseen, where what it runs in can.
 func (u *running) RunUntil(at time.Time) error {
 	if b, able := u.tree.(agent.Bounded); able {
 		return b.RunUntil(at)

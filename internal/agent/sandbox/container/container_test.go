@@ -208,6 +208,90 @@ func TestEndings(t *testing.T) {
 			t.Errorf("got %+v", exit)
 		}
 	})
+	t.Run("still by itself at the end of its term", func(t *testing.T) {
+		const script = "while :; do sleep 0.01; done & echo ready; cat"
+		s := start(script)
+		<-s.out.line
+		until := func(at time.Time) {
+			t.Helper()
+			if err := s.Process.(agent.Bounded).RunUntil(at); err != nil {
+				t.Fatal(err)
+			}
+		}
+		steer := func(do ...func() error) {
+			t.Helper()
+			for _, f := range do {
+				if err := f(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		// The stage gives no sign of it, for there may be nobody to hear.
+		becomes := func(still bool) {
+			t.Helper()
+			for (moving(t, s.Identity().ID) == 0) != still {
+				if err := b.ctx.Err(); err != nil {
+					t.Fatalf("it does not become still %t: %v", still, err)
+				}
+			}
+		}
+		isStill := func(why string) {
+			t.Helper()
+			if n := moving(t, s.Identity().ID); n != 0 {
+				t.Errorf("%d processes run %s", n, why)
+			}
+		}
+		later := time.Now()
+		more := func() time.Time { later = later.Add(time.Hour); return later }
+
+		until(time.Now().Add(10 * time.Millisecond))
+		becomes(true)
+		if state := docker(t, "inspect", "-f", "{{.State.Status}}", s.Identity().ID); state != "running" {
+			t.Errorf("somebody else did it: it is %s", state)
+		}
+		until(time.Now().Add(-time.Second)) // an earlier end is none
+		isStill("past their end")
+		steer(s.Freeze, s.Thaw)
+		isStill("past their end, thawed")
+		until(more())
+		becomes(false)
+		steer(s.Freeze, s.Thaw)
+		becomes(false)
+		if err := s.Kill(b.ctx); err != nil {
+			t.Fatal(err)
+		}
+		s.end()
+
+		// Whoever thaws it may have been held up itself. A later end may come while the
+		// stage hears nothing.
+		s = start(script)
+		<-s.out.line
+		until(time.Now())
+		steer(s.Freeze, s.Thaw)
+		isStill("past their end, thawed for the first time")
+		steer(s.Freeze)
+		until(more())
+		steer(s.Thaw)
+		becomes(false)
+		if err := s.Kill(b.ctx); err != nil {
+			t.Fatal(err)
+		}
+		s.end()
+		if err := s.Process.(agent.Bounded).RunUntil(more()); !errors.Is(err, os.ErrProcessDone) {
+			t.Errorf("bounding what is gone: %v", err)
+		}
+	})
+}
+
+// moving counts what runs in a container beside its init and its stage.
+func moving(t *testing.T, id string) (n int) {
+	t.Helper()
+	for _, row := range strings.Split(docker(t, "top", id, "-eo", "pid,stat,args"), "\n")[1:] {
+		if f := strings.Fields(row); !strings.ContainsAny(f[1][:1], "TZX") && !strings.Contains(row, " box-stage ") {
+			n++
+		}
+	}
+	return n
 }
 
 // TestRecords: what is made is on record before, and nothing is made that cannot be.

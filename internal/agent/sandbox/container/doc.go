@@ -30,8 +30,15 @@
 // and its logs hold none of them, and its client need not live for the turn to. So the
 // engine must share this machine's kernel, which the line proves.
 //
-//	worker to stage   {"do":"terminate"}; end of file: end everything
-//	stage to worker   {"failed":…} or {"running":true}, then {"exit":…}
+//	worker to stage   {"do":"terminate"}, "freeze", "thaw", {"do":"until","at":…}; end of file: end everything
+//	stage to worker   {"failed":…} or {"running":true}, then {"did":…} of each order, {"exit":…} last
+//
+// The stage keeps the agent's term (procs.Term), for a worker that is alive and stands
+// still: at the time of until, unless a later one was given, it stops everything but
+// itself and the engine's init, and what it cannot stop ends with the container. To freeze,
+// the stage stops everything and then the engine pauses the container; to thaw, the engine
+// lets it go on and then the stage, unless the term is over by then. A stage that is
+// paused hears of what was said meanwhile before it hears of the thaw.
 //
 // A worker that dies closes the line, the stage ends with it, and the kernel ends a
 // container with its first process. One that stands still (paused) stays, and so does one
@@ -50,6 +57,9 @@
 // that holds less than it is asked to is found out before a turn is begun.
 //
 // # What stays open
+//
+// The stage is of the agent's user, who can stop or kill it. With a killed one the container
+// ends; what a stopped one should hold still is paused by the worker alone.
 //
 // The kernel is shared. Image and engine are trusted: who can talk to the engine owns the
 // machine, and no container is ever shown its socket or its data. A denied executable is

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -40,15 +41,24 @@ type place struct {
 
 // order is what the worker says to the stage.
 type order struct {
-	Do string `json:"do"`
+	Do string        `json:"do"`
+	At time.Duration `json:"at,omitempty"` // of until: by procs.Monotonic, for the kernel is one
 }
 
-const doTerminate = "terminate"
+// The orders there are.
+const (
+	doTerminate = "terminate"
+	doFreeze    = "freeze"
+	doThaw      = "thaw"
+	doUntil     = "until"
+)
 
 // news is what the stage says to the worker.
 type news struct {
 	Failed  *procs.Failure `json:"failed,omitempty"`
 	Running bool           `json:"running,omitempty"`
+	Did     string         `json:"did,omitempty"` // an order, with an error if it failed
+	Error   string         `json:"error,omitempty"`
 	Exit    *agent.Exit    `json:"exit,omitempty"`
 }
 

@@ -104,18 +104,50 @@ func stage(path string) int {
 	return 0
 }
 
-// obey does what the worker says. When the worker is gone so is this container.
-func obey(line io.Reader, agent *os.Process) {
-	orders := json.NewDecoder(line)
-	for {
-		var o order
-		if err := orders.Decode(&o); err != nil {
-			os.Exit(126)
+// obey does what the worker says and keeps the agent's term. When the worker is gone so
+// is this container, and when the agent cannot be held still at the end of its term.
+func obey(line *net.UnixConn, agent *os.Process) {
+	orders := make(chan order)
+	go func() {
+		for d := json.NewDecoder(line); ; {
+			var o order
+			if d.Decode(&o) != nil {
+				os.Exit(126)
+			}
+			orders <- o
 		}
-		if o.Do == doTerminate {
-			_ = agent.Signal(unix.SIGTERM) // it may have ended
+	}()
+	told := json.NewEncoder(line)
+	term := procs.Term{Stop: procs.FreezeOthers, Go: procs.ThawOthers}
+	for {
+		select {
+		case o := <-orders:
+			n := news{Did: o.Do}
+			if err := o.carryOut(agent, &term); err != nil {
+				n.Error = err.Error()
+			}
+			_ = told.Encode(n) // the worker may be gone
+		case <-term.Fires():
+			if term.End() != nil {
+				os.Exit(126)
+			}
 		}
 	}
+}
+
+func (o order) carryOut(agent *os.Process, term *procs.Term) error {
+	switch o.Do {
+	case doTerminate:
+		_ = agent.Signal(unix.SIGTERM) // it may have ended
+		return nil
+	case doFreeze:
+		return term.Freeze()
+	case doThaw:
+		return term.Thaw()
+	case doUntil:
+		return term.RunUntil(o.At)
+	}
+	return fmt.Errorf("unknown order %q", o.Do)
 }
 
 // refuse tells the worker that the agent will not run.

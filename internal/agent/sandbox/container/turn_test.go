@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -247,5 +248,44 @@ func TestTurnIsStopped(t *testing.T) {
 	}
 	if !res.TimedOut || !strings.HasPrefix(strings.Join(rec.told, " "), "creating live gone") {
 		t.Errorf("got %+v; told %v", res, rec.told)
+	}
+}
+
+// TestTurnStandsStill: what bounds a turn reaches its container.
+func TestTurnStandsStill(t *testing.T) {
+	type ending struct {
+		res *agent.Result
+		err error
+	}
+	started, over := make(chan agent.Control, 1), make(chan ending, 1)
+	rec := &recorder{}
+	go func() {
+		res, _, err := turn(t, agent.AgentPi, rec, func(r *runner.Runner, _ *agent.Request) {
+			r.Observer.Started = func(c agent.Control) { started <- c }
+		}, agenttest.Text("Done."))
+		over <- ending{res, err}
+	}()
+	var c agent.Control
+	select {
+	case c = <-started:
+	case e := <-over:
+		t.Fatalf("it did not start: %+v, %v", e.res, e.err)
+	}
+	until := func(at time.Time) {
+		t.Helper()
+		if err := c.(agent.Bounded).RunUntil(at); err != nil {
+			t.Error(err)
+		}
+	}
+	until(time.Now())
+	rec.mu.Lock()
+	id := rec.box.ID
+	rec.mu.Unlock()
+	for moving(t, id) > 0 { // a container that is gone fails the test
+		runtime.Gosched()
+	}
+	until(time.Now().Add(time.Hour))
+	if e := <-over; e.err != nil || e.res.IsError || e.res.ResultText != "Done." {
+		t.Errorf("got %+v, %v", e.res, e.err)
 	}
 }

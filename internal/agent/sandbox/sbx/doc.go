@@ -47,6 +47,14 @@
 // turn's own tools, and that of its Dagger engine, are listened for by the line, which
 // carries each connection through its streams to this side.
 //
+// # The end of a lease
+//
+// The line keeps the agent's term (procs.Term), for a worker that is alive and stands
+// still: at the time the worker gave last, it freezes the agent, or kills it if it cannot.
+// A virtual machine has a clock of its own, so all that the line says bears the time there,
+// and the worker tells a time by that clock. An order that was held up on its way, with the
+// worker or with sbx, lets nothing run longer.
+//
 // # The end
 //
 // The sandbox is removed by force when the agent's exec ends, and Wait, Kill and End do

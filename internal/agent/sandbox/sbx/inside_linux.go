@@ -15,11 +15,11 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"turnpike/internal/agent"
+	"turnpike/internal/agent/procs"
 )
 
 // The arguments by which this program is known inside a sandbox.
@@ -27,9 +27,6 @@ const (
 	lineArg  = "turnpike-sbx-line"
 	agentArg = "turnpike-sbx-agent"
 )
-
-// freezeBound is how long the line waits for what it froze to stand still.
-const freezeBound = 5 * time.Second
 
 // Entry belongs at the beginning of main in every program that starts sandboxes. Inside
 // one it does its work there and exits; everywhere else it returns at once.
@@ -62,20 +59,28 @@ func runLine(in io.Reader, out io.Writer) int {
 	}
 	if err := l.ready(p); err != nil {
 		text := err.Error()
-		_ = l.say(news{Failed: &text, Changed: errors.Is(err, agent.ErrPolicyChanged)})
+		_ = l.tell(news{Failed: &text, Changed: errors.Is(err, agent.ErrPolicyChanged)})
 		return 126
 	}
-	if l.say(news{Ready: true}) != nil {
+	if l.tell(news{Ready: true}) != nil {
 		return 126
 	}
-	_ = l.read(l.obey, nil)
-	// The worker is gone, or wants the end. The sandbox itself is not this program's to
-	// remove.
-	if others, err := l.others(); err == nil {
-		for _, pid := range others {
-			_ = unix.Kill(pid, unix.SIGKILL)
-		}
-	}
+	orders := make(chan order)
+	go func() {
+		defer close(orders)
+		_ = l.read(func(text []byte) error {
+			var o order
+			if err := json.Unmarshal(text, &o); err != nil {
+				return err
+			}
+			orders <- o
+			return nil
+		}, nil)
+	}()
+	l.obey(orders)
+	// The worker is gone, or wants the end, or the agent cannot be held still. The sandbox
+	// itself is not this program's to remove.
+	_ = l.signalOthers(unix.SIGKILL)
 	return 0
 }
 
@@ -141,39 +146,66 @@ func (l *line) report(s net.Listener) {
 		l.mu.Lock()
 		l.pid = pid
 		l.mu.Unlock()
-		_ = l.say(news{Running: true})
+		_ = l.tell(news{Running: true})
 		return
 	}
-	_ = l.say(news{Failed: &failed})
+	_ = l.tell(news{Failed: &failed})
 }
 
-// obey does what the worker says. An error ends the line.
-func (l *line) obey(text []byte) error {
-	var o order
-	if err := json.Unmarshal(text, &o); err != nil {
+// tell says news, and what time it is here.
+func (l *line) tell(n news) (err error) {
+	if n.Clock, err = procs.Monotonic(); err != nil {
 		return err
 	}
-	var err error
+	return l.say(n)
+}
+
+// obey does what the worker says and keeps the agent's term. It returns when the worker is
+// gone, and when the agent cannot be held still at the end of its term.
+func (l *line) obey(orders <-chan order) {
+	term := procs.Term{
+		Stop: func() error { return procs.Freeze(l.others) },
+		Go:   func() error { return l.signalOthers(unix.SIGCONT) },
+	}
+	for {
+		select {
+		case o, open := <-orders:
+			if !open {
+				return
+			}
+			n := news{Did: o.Do}
+			if err := l.carryOut(o, &term); err != nil {
+				n.Error = err.Error()
+			}
+			if l.tell(n) != nil {
+				return
+			}
+		case <-term.Fires():
+			if term.End() != nil {
+				return
+			}
+		}
+	}
+}
+
+func (l *line) carryOut(o order, term *procs.Term) error {
 	switch o.Do {
 	case doTerminate:
 		l.mu.Lock()
 		pid := l.pid
 		l.mu.Unlock()
-		if err = unix.Kill(pid, unix.SIGTERM); errors.Is(err, unix.ESRCH) {
-			err = nil
+		if err := unix.Kill(pid, unix.SIGTERM); err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
 		}
+		return nil
 	case doFreeze:
-		err = l.freeze()
+		return term.Freeze()
 	case doThaw:
-		err = l.signalOthers(unix.SIGCONT)
-	default:
-		err = fmt.Errorf("unknown order %q", o.Do)
+		return term.Thaw()
+	case doUntil:
+		return term.RunUntil(o.At)
 	}
-	n := news{Did: o.Do}
-	if err != nil {
-		n.Error = err.Error()
-	}
-	return l.say(n)
+	return fmt.Errorf("unknown order %q", o.Do)
 }
 
 func (l *line) signalOthers(sig unix.Signal) error {
@@ -184,31 +216,6 @@ func (l *line) signalOthers(sig unix.Signal) error {
 		}
 	}
 	return err
-}
-
-// freeze returns when everything of the agent stands still.
-func (l *line) freeze() error {
-	again := time.NewTicker(2 * time.Millisecond)
-	defer again.Stop()
-	for bound := time.Now().Add(freezeBound); ; <-again.C {
-		if err := l.signalOthers(unix.SIGSTOP); err != nil {
-			return err
-		}
-		all, err := l.others()
-		if err != nil {
-			return err
-		}
-		moving := slices.DeleteFunc(all, func(pid int) bool {
-			s, _, err := state(pid)
-			return err != nil || s == "T" || s == "t" || s == "Z" || s == "X"
-		})
-		if len(moving) == 0 {
-			return nil
-		}
-		if time.Now().After(bound) {
-			return fmt.Errorf("%d processes did not stop", len(moving))
-		}
-	}
 }
 
 // others are the processes of the agent: what descends from it, and what bears its
@@ -232,7 +239,7 @@ func (l *line) others() ([]int, error) {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		_, parent, err := state(pid)
+		parent, err := parentOf(pid)
 		if err != nil {
 			continue // it is gone
 		}
@@ -242,7 +249,7 @@ func (l *line) others() ([]int, error) {
 		}
 	}
 	for queue := []int{agentPID}; len(queue) > 0; queue = queue[1:] {
-		if _, _, err := state(queue[0]); err == nil && !slices.Contains(out, queue[0]) {
+		if _, err := parentOf(queue[0]); err == nil && !slices.Contains(out, queue[0]) {
 			out = append(out, queue[0])
 		}
 		queue = append(queue, children[queue[0]]...)
@@ -250,18 +257,17 @@ func (l *line) others() ([]int, error) {
 	return out, nil
 }
 
-// state reads a process's state and parent. What counts follows the last parenthesis.
-func state(pid int) (is string, parent int, err error) {
+// parentOf reads a process's parent. What counts follows the last parenthesis.
+func parentOf(pid int) (int, error) {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
-		return "", 0, err
+		return 0, err
 	}
 	f := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
 	if len(f) < 2 {
-		return "", 0, errors.New("stat: too short")
+		return 0, errors.New("stat: too short")
 	}
-	parent, err = strconv.Atoi(string(f[1]))
-	return string(f[0]), parent, err
+	return strconv.Atoi(string(f[1]))
 }
 
 // markerOf is the variable that marks the processes of a session.

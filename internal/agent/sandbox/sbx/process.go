@@ -32,7 +32,8 @@ type box struct {
 	input    *os.File
 	ended    chan error // has room for one: how the agent's exec ended
 
-	mu sync.Mutex // one order at a time
+	mu   sync.Mutex // guards last: one order at a time
+	last news       // what the line said last
 
 	over   chan struct{} // closes when exit and err are set
 	finish sync.Once
@@ -40,7 +41,10 @@ type box struct {
 	err    error
 }
 
-var _ agent.Process = (*box)(nil)
+var (
+	_ agent.Process = (*box)(nil)
+	_ agent.Bounded = (*box)(nil)
+)
 
 // Identity implements agent.Process.
 func (b *box) Identity() agent.Identity { return b.identity }
@@ -110,11 +114,25 @@ func (b *box) Freeze() error { return b.order(doFreeze) }
 // Thaw implements agent.Process.
 func (b *box) Thaw() error { return b.order(doThaw) }
 
+// RunUntil implements agent.Bounded. The sandbox has a clock of its own, and the order may
+// be long on its way: it tells a time by that clock as it was heard last, which is too early
+// by as long as the telling took, and never too late.
+func (b *box) RunUntil(at time.Time) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.orderLocked(order{Do: doUntil, At: b.last.Clock + time.Since(b.last.heard) + time.Until(at)})
+}
+
 // order has the line do something.
 func (b *box) order(do string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := b.line.say(order{do}); err != nil {
+	return b.orderLocked(order{Do: do})
+}
+
+func (b *box) orderLocked(o order) error {
+	do := o.Do
+	if err := b.line.say(o); err != nil {
 		return fmt.Errorf("%s: %w", do, os.ErrProcessDone)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
@@ -134,10 +152,12 @@ func (b *box) order(do string) error {
 	}
 }
 
-// answer gives the next thing the line says.
+// answer gives the next thing the line says. Nobody else has the box before its agent
+// runs, and then it is for who has mu.
 func (b *box) answer(ctx context.Context) (news, error) {
 	select {
 	case n := <-b.answers:
+		b.last = n
 		return n, nil
 	case <-b.gone:
 		return news{}, fmt.Errorf("%w: the line into the sandbox ended: %w", agent.ErrUnready, os.ErrProcessDone)

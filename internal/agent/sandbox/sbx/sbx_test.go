@@ -23,6 +23,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -384,6 +385,91 @@ func TestSteering(t *testing.T) {
 	if err := p.Terminate(); !errors.Is(err, os.ErrProcessDone) {
 		t.Errorf("asked to end once more: %v", err)
 	}
+}
+
+// TestTerm: at the end of its term an agent stands still by itself.
+func TestTerm(t *testing.T) {
+	r := newRoom(t)
+	start := func() *turn {
+		t.Helper()
+		p, err := r.start(context.Background(), []string{"TURNPIKE_SESSION=a/b"}, "sh", "-c", `while :; do sleep 0.01; done & echo $$; cat`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	until := func(p *turn, at time.Time) {
+		t.Helper()
+		if err := p.Process.(agent.Bounded).RunUntil(at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// becomes returns once the agent of this pid, and its child, stand still or do not.
+	becomes := func(pid string, still bool) {
+		t.Helper()
+		for bound := time.Now().Add(time.Minute); (moving(t, pid) == 0) != still; runtime.Gosched() {
+			if time.Now().After(bound) {
+				t.Fatalf("it does not become still %t", still)
+			}
+		}
+	}
+	steer := func(do ...func() error) {
+		t.Helper()
+		for _, f := range do {
+			if err := f(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	later := time.Now()
+	more := func() time.Time { later = later.Add(time.Hour); return later }
+
+	p := start()
+	pid := p.line()
+	until(p, time.Now().Add(10*time.Millisecond))
+	becomes(pid, true)
+	until(p, time.Now().Add(-time.Second)) // an earlier end is none
+	becomes(pid, true)
+	steer(p.Freeze, p.Thaw)
+	if n := moving(t, pid); n != 0 {
+		t.Errorf("%d processes run past their end, thawed", n)
+	}
+	until(p, more())
+	becomes(pid, false)
+	steer(p.Freeze)
+	until(p, more())
+	if n := moving(t, pid); n != 0 {
+		t.Errorf("%d processes run though nobody thawed them", n)
+	}
+	steer(p.Thaw)
+	becomes(pid, false)
+	if err := p.Kill(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	p.end()
+	if err := p.Process.(agent.Bounded).RunUntil(more()); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("bounding what is gone: %v", err)
+	}
+}
+
+// moving counts the processes beneath and with pid that are not stopped.
+func moving(t *testing.T, pid string) (n int) {
+	t.Helper()
+	stat, err := os.ReadFile("/proc/" + pid + "/stat")
+	children, err2 := os.ReadFile("/proc/" + pid + "/task/" + pid + "/children")
+	if errors.Is(errors.Join(err, err2), os.ErrNotExist) || errors.Is(errors.Join(err, err2), syscall.ESRCH) {
+		return 0 // it ended meanwhile
+	}
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	if state := stat[bytes.LastIndexByte(stat, ')')+2]; !strings.ContainsRune("TZX", rune(state)) {
+		n++
+	}
+	for _, child := range strings.Fields(string(children)) {
+		n += moving(t, child)
+	}
+	return n
 }
 
 func TestKill(t *testing.T) {

@@ -428,7 +428,7 @@ func (e *Engine) stage() (string, error) {
 
 // hear takes one piece of news from the line.
 func (b *box) hear(text []byte) error {
-	var n news
+	n := news{heard: time.Now()}
 	if err := json.Unmarshal(text, &n); err != nil {
 		return err
 	}

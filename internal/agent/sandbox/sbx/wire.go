@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 )
 
 // The line's streams carry frames: a kind, the number of a connection, a length, and
@@ -275,7 +276,8 @@ type place struct {
 
 // order is what the worker says to the line after that.
 type order struct {
-	Do string `json:"do"`
+	Do string        `json:"do"`
+	At time.Duration `json:"at,omitempty"` // of until: by the clock of news
 }
 
 // The orders there are.
@@ -283,6 +285,7 @@ const (
 	doTerminate = "terminate"
 	doFreeze    = "freeze"
 	doThaw      = "thaw"
+	doUntil     = "until"
 )
 
 // news is what the line says.
@@ -294,6 +297,10 @@ type news struct {
 	Running bool   `json:"running,omitempty"` // the agent was executed
 	Did     string `json:"did,omitempty"`     // an order, with an error if it failed
 	Error   string `json:"error,omitempty"`
+	// Clock is when this was said, by the sandbox's own CLOCK_MONOTONIC, and heard when it
+	// was heard, by this side's.
+	Clock time.Duration `json:"clock"`
+	heard time.Time
 }
 
 // agentPlan is what the agent's stage is told through its input.
