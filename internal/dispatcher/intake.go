@@ -39,9 +39,10 @@ type Intake struct {
 	groups grouping
 }
 
-// Accept enqueues one request, together with those that come while another is written. Problems with it are a job.Invalid or a
-// *job.FieldError, a tenant that is not the producer's among them; then, and after any
-// other error but job.ErrUnavailable, nothing was written. key makes a repetition return the same job.
+// Accept enqueues one request, together with those that come while another is written.
+// Problems with it are a job.Invalid or a *job.FieldError, a tenant that is not the
+// producer's among them; then, and after any other error but job.ErrUnavailable, nothing
+// was written. key makes a repetition return the same job.
 func (i *Intake) Accept(ctx context.Context, by job.Producer, key string, request json.RawMessage) (job.Accepted, error) {
 	// It may be written after a caller that waits no more has put its buffer to another use.
 	request = bytes.Clone(request)

@@ -8,11 +8,11 @@ import (
 	"turnpike/internal/job"
 )
 
-// Offers lets jobs by selection: on a lane in which nothing waits and workers are free,
-// intake asks for a job to be dispatched in the commit that enqueues it, which spares it
-// two round trips. Selection says how many may be; where it does not run, none. The store
-// decides whether one really goes: it knows what is paused and what waits. Its zero value
-// grants none, as does a nil one.
+// Offers takes jobs past selection: on a lane in which nothing waits and workers are
+// free, intake asks for a job to be dispatched in the commit that enqueues it, which
+// spares it two round trips. Selection says how many may be; where it does not run, none.
+// The store decides whether one really goes: it knows what is paused and what waits. Its
+// zero value grants none, as does a nil one.
 type Offers struct {
 	mu      sync.Mutex // guards the fields below
 	room    map[job.Lane]int

@@ -597,7 +597,7 @@ func TestAdmin(t *testing.T) {
 		t.Parallel()
 		ctx, b := within(t), testenv.NATS(t)
 		c := connect(t, b.URL(), "")
-		a := &queue.Admin{Conn: c}
+		a := &queue.Admin{Conn: c, AckWait: time.Hour} // it does not come again by itself
 		ensure(ctx, t, a)
 		publish(ctx, t, c, deliveries(1))
 		p := c.Puller(lane, time.Second)

@@ -55,8 +55,9 @@ const (
 const sweepBatch = 5000
 
 // Sweep makes room: it creates the partitions of the coming weeks, gives up what is on
-// hosts that are gone, has the planner know the history, then removes what is older than it is to be kept. What cannot be done
-// keeps nothing else from being done, and may be tried again. It returns job.ErrNotLeader.
+// hosts that are gone, drops the weeks that are older than they are to be kept, has the
+// planner know the history, and removes what else is too old. What cannot be done keeps
+// nothing else from being done, and may be tried again. It returns job.ErrNotLeader.
 func (db *DB) Sweep(ctx context.Context, epoch int64, keep Retention) (swept Swept, err error) {
 	tables, err := together(ctx, db, "sweep", pgx.RowTo[string], holding(epoch), stmt{historyTables, nil})
 	if err != nil {

@@ -104,8 +104,8 @@ func toAccepted(row pgx.CollectableRow) (a job.Accepted, err error) {
 //
 // Errors: job.ErrConflict for an idempotency key that came with another request,
 // job.ErrQueueFull at a tenant's limit, job.ErrInvalid for a job to come after that the
-// tenant does not have, job.ErrUnavailable. After the last the
-// commit may have happened: only an idempotency key makes asking again safe.
+// tenant does not have, job.ErrUnavailable. After the last the commit may have happened:
+// only an idempotency key makes asking again safe.
 func (db *DB) Enqueue(ctx context.Context, entries []job.Entry) ([]job.Accepted, error) {
 	if len(entries) == 0 {
 		return nil, nil

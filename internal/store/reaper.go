@@ -92,13 +92,11 @@ func toLost(row pgx.CollectableRow) (job.Report, error) {
 	if err != nil {
 		return r, err
 	}
-	if started != nil {
-		r.Started, r.StartedAt = true, *started
-		r.DurationMS = max(0, r.EndedAt.Sub(*started).Milliseconds())
-	}
 	if started == nil {
 		return r, nil // nothing is made or executed before a beat has told of it
 	}
+	r.Started, r.StartedAt = true, *started
+	r.DurationMS = max(0, r.EndedAt.Sub(*started).Milliseconds())
 	// Its conversation went with its worker: nobody kept it.
 	if err := json.Unmarshal(kept, &orphan); err != nil {
 		return r, fmt.Errorf("orphan of job %s: %w", r.Lease.Job, err)

@@ -260,9 +260,9 @@ const maxLevels = 64
 
 // Promote queues what became due, or may go on in a slow start, up to limit, fails what
 // is past its deadline, was unready for too long or waited in vain, and has jobs with
-// fallbacks leave paused lanes.
-// It returns how many jobs it moved, and when the next one is due: zero when none
-// is, and not after now when limit cut it short. It returns job.ErrNotLeader.
+// fallbacks leave paused lanes. It returns how many jobs it moved, and when the next one
+// is due: zero when none is, and not after now when limit cut it short. It returns
+// job.ErrNotLeader.
 func (db *DB) Promote(ctx context.Context, epoch int64, limit int) (n int, next time.Time, err error) {
 	for _, move := range []stmt{
 		{due, args{"most": limit}}, {follow, args{"most": limit}}, {expire, args{"most": limit}}, {giveUp, args{"most": limit, "unready": db.unready}}, {vacate, args{"most": limit}},
@@ -294,10 +294,11 @@ func (db *DB) Promote(ctx context.Context, epoch int64, limit int) (n int, next 
 // its columns leaves the planner no other); then those of the tenants that have least of
 // the lane's live jobs for their weight. Who has none comes before all who have one,
 // whatever the weights, and of several the oldest job: no backlog and no weight keeps
-// another waiting for ever. What is paused, behind a taken key or under a spent budget is parked outside the index. A key is
-// taken while a live row has it: that row is locked first, so that whoever closes it
-// sees what was parked behind it; who is closing it at this moment cannot be locked,
-// and the job stays for the next time. Of several with a free key the first goes.
+// another waiting for ever. What is paused, behind a taken key or under a spent budget is
+// parked outside the index. A key is taken while a live row has it: that row is locked
+// first, so that whoever closes it sees what was parked behind it; who is closing it at
+// this moment cannot be locked, and the job stays for the next time. Of several with a
+// free key the first goes.
 // What has fallbacks goes to the first profile with capacity before that, be it one it
 // was moved away from, and is selected there. Of an account in slow start so many go as
 // it may have live; of the others the n-th is parked until as many may be live as there
