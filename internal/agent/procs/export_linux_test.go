@@ -1,6 +1,16 @@
 package procs
 
-import "turnpike/internal/agent"
+import (
+	"cmp"
+	"time"
+
+	"turnpike/internal/agent"
+)
+
+// Patience sets how long a root may take to get ready and to answer; zero is as ever.
+func Patience(setup, answer time.Duration) {
+	setupBound, answerBound = cmp.Or(setup, time.Minute), cmp.Or(answer, 2*stopBound)
+}
 
 // ParseStat is parseStat for the tests outside.
 func ParseStat(b []byte) (pid, ppid int, state byte, start uint64, err error) {

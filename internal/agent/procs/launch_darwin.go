@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,9 +16,6 @@ import (
 
 	"turnpike/internal/agent"
 )
-
-// setupBound is how long a root may take to execute its program.
-const setupBound = time.Minute
 
 // Self stands for the running program, whose copies are the roots.
 const Self = ""
@@ -124,7 +120,7 @@ func (l Launch) Start(cmd *exec.Cmd) error {
 	if err != nil {
 		return NewFailure("start the root", err, agent.ErrUnready)
 	}
-	if err := await(r); err != nil {
+	if err := await(cmd.Process.Pid, r); err != nil {
 		_ = cmd.Process.Kill()
 		// An input that never ends must not keep a failed start from returning.
 		cmd.WaitDelay = time.Second
@@ -132,27 +128,6 @@ func (l Launch) Start(cmd *exec.Cmd) error {
 		return err
 	}
 	return nil
-}
-
-// await returns nil once the set-up pipe closed with no more than the word that
-// the program was about to be executed.
-func await(r *os.File) error {
-	if err := r.SetReadDeadline(time.Now().Add(setupBound)); err != nil {
-		return fmt.Errorf("start: %w", err)
-	}
-	text, err := io.ReadAll(io.LimitReader(r, 64<<10))
-	if err != nil {
-		return fmt.Errorf("start: the root did not get ready: %w: %w", agent.ErrUnready, err)
-	}
-	text, ready := bytes.CutPrefix(text, []byte(readyWord))
-	if len(text) == 0 && ready {
-		return nil
-	}
-	f := new(Failure)
-	if err := json.Unmarshal(text, f); err != nil {
-		return fmt.Errorf("start: %w: the root ended before the program was executed and said %q", agent.ErrUnready, text)
-	}
-	return f
 }
 
 // Seal makes a file of text that has no name by the time it is returned.

@@ -18,10 +18,6 @@ import (
 	"turnpike/internal/agent"
 )
 
-// setupBound is how long a root may take to execute its program. It is long
-// because a loaded machine is no failure, and there because a hung file system is.
-const setupBound = time.Minute
-
 // Self is the running program, whose copies are the roots.
 const Self = "/proc/self/exe"
 
@@ -143,7 +139,7 @@ func (l Launch) Start(cmd *exec.Cmd) error {
 		// Cloning into namespaces is refused here where the machine has none.
 		return NewFailure("start the root", err, agent.ErrUnsupported)
 	}
-	if err := l.await(r); err != nil {
+	if err := await(cmd.Process.Pid, r); err != nil {
 		_ = cmd.Process.Kill()
 		// An input that never ends must not keep a failed start from returning.
 		cmd.WaitDelay = time.Second
@@ -151,27 +147,6 @@ func (l Launch) Start(cmd *exec.Cmd) error {
 		return err
 	}
 	return nil
-}
-
-// await returns nil once the set-up pipe closed with no more than the word that
-// the program was about to be executed.
-func (Launch) await(r *os.File) error {
-	if err := r.SetReadDeadline(time.Now().Add(setupBound)); err != nil {
-		return fmt.Errorf("start: %w", err)
-	}
-	text, err := io.ReadAll(io.LimitReader(r, 64<<10))
-	if err != nil {
-		return fmt.Errorf("start: the root did not get ready: %w: %w", agent.ErrUnready, err)
-	}
-	text, ready := bytes.CutPrefix(text, []byte(readyWord))
-	if len(text) == 0 && ready {
-		return nil
-	}
-	f := new(Failure)
-	if err := json.Unmarshal(text, f); err != nil {
-		return fmt.Errorf("start: %w: the root ended before the program was executed and said %q", agent.ErrUnready, text)
-	}
-	return f
 }
 
 // Seal makes a memory file of text that nobody can change.

@@ -28,11 +28,16 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	procs.Entry()
+	procs.EntryFor(hang)
 	if len(os.Args) == 4 && os.Args[0] == "worker" {
 		worker(os.Args[1], os.Args[2], os.Args[3])
 	}
 	goleak.VerifyTestMain(m)
+}
+
+// hang leads to no program: who is forked to become one waits for ever.
+func hang(int) ([]procs.Call, error) {
+	return []procs.Call{{Step: "hang", Kind: agent.ErrUnready, Number: unix.SYS_PPOLL}, {Step: "execute", Kind: agent.ErrUnready}}, nil
 }
 
 // nested is a shell script that leaves three kinds of process behind, each a sleep of
@@ -400,6 +405,60 @@ func TestTree(t *testing.T) {
 		}
 		if _, err := io.CopyN(io.Discard, out, 1<<20); err != nil {
 			t.Error(err)
+		}
+	})
+
+	t.Run("leaves nothing of a start that took too long, and does not say that there was none", func(t *testing.T) {
+		defer procs.Patience(0, 0)
+		state := t.TempDir()
+		for patience := 100 * time.Millisecond; ; patience *= 2 { // this machine may be slow
+			procs.Patience(patience, 0)
+			cmd := &exec.Cmd{Path: "/never/reached", Env: []string{procs.Marker(state, "turn-1")}}
+			tree, err := procs.Start(cmd, procs.Launch{Prepared: true}.Start)
+			if err != nil && patience < time.Minute {
+				if !errors.Is(err, agent.ErrUnready) {
+					t.Fatal(err)
+				}
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if exit, err := tree.Wait(); err != nil || exit.Signal != int(syscall.SIGKILL) {
+				t.Errorf("%+v, %v", exit, err)
+			}
+			break
+		}
+		if n, err := procs.Sweep(t.Context(), state); n != 0 || err != nil {
+			t.Errorf("%d processes were left, %v", n, err)
+		}
+	})
+
+	t.Run("can be steered again after its root was held up", func(t *testing.T) {
+		defer procs.Patience(0, 0)
+		tree, out := start(t, shell(`echo ready; i=0; while :; do i=$((i+1)); echo $i; done & wait`))
+		if err := syscall.Kill(tree.Identity().PID, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		procs.Patience(0, 10*time.Millisecond)
+		if err := tree.RunUntil(time.Now()); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("a root that stands still answers: %v", err)
+		}
+		procs.Patience(0, 0)
+		if err := syscall.Kill(tree.Identity().PID, syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		if err := tree.RunUntil(time.Now().Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.CopyN(io.Discard, out, 1<<20); err != nil {
+			t.Error(err)
+		}
+		if err := tree.Freeze(); err != nil {
+			t.Fatal(err)
+		}
+		if n := moving(t, tree.Identity().PID); n != 0 {
+			t.Errorf("%d processes still run", n)
 		}
 	})
 

@@ -115,6 +115,12 @@ func (r *root) start(setup *os.File) error {
 	if err := r.term.unasked(); err != nil {
 		return err
 	}
+	// Before, not after: what this process then comes to, nobody takes for unstarted.
+	if !p.Stage {
+		if err := Ready(setup); err != nil {
+			return err // nobody is left to be told
+		}
+	}
 	pid, err := syscall.ForkExec(p.Path, p.Args, &syscall.ProcAttr{
 		Dir: p.Dir, Env: p.Env, Files: files, Sys: &syscall.SysProcAttr{Setsid: true},
 	})
@@ -135,9 +141,6 @@ func (r *root) start(setup *os.File) error {
 	}
 	r.family = newFamily(r.program, os.Environ())
 	go r.reap()
-	if !p.Stage {
-		return Ready(setup)
-	}
 	return nil
 }
 

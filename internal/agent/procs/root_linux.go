@@ -142,6 +142,10 @@ func (r *root) start(setup *os.File, prepare Prepare) (int, error) {
 	if err := r.term.unasked(); err != nil {
 		return 0, err
 	}
+	// Before, not after: what this process then comes to, nobody takes for unstarted.
+	if err := Ready(setup); err != nil {
+		return 0, err // nobody is left to be told
+	}
 	pid, err := execute(p, prepare)
 	if err != nil {
 		return 0, err
@@ -155,9 +159,6 @@ func (r *root) start(setup *os.File, prepare Prepare) (int, error) {
 	if err != nil {
 		r.killAll()
 		return 0, NewFailure("hold the program", err, agent.ErrUnsupported)
-	}
-	if err := Ready(setup); err != nil {
-		return 0, err // nobody is left to be told
 	}
 	return pid, nil
 }

@@ -3,6 +3,7 @@
 package procs
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,6 +27,14 @@ const (
 	lineName = "turnpike-line"
 	// endBound is how long a root may take to end its tree before it is done from here.
 	endBound = 5 * time.Second
+	// maxFailure is more than a Failure is long.
+	maxFailure = 64 << 10
+)
+
+var (
+	// setupBound is how long a root may take to execute its program. It is long
+	// because a loaded machine is no failure, and there because a hung file system is.
+	setupBound = time.Minute
 	// answerBound is how long a root may take to answer.
 	answerBound = 2 * stopBound
 )
@@ -39,6 +48,7 @@ type Tree struct {
 	mu      sync.Mutex // guards line and what it said
 	line    *net.UnixConn
 	answers *json.Decoder
+	late    int // answers that nobody waits for any more
 	exit    *agent.Exit
 
 	wait func() (agent.Exit, error)
@@ -116,6 +126,63 @@ func newLine() (*net.UnixConn, *os.File, error) {
 	return conn.(*net.UnixConn), far, nil
 }
 
+// await returns nil once the set-up pipe of a root closed with no more than the word that
+// the program was about to be executed. A root that was held up after that word may have
+// executed it, for all anybody knows: it is ended with its tree, and counts as started.
+func await(root int, r *os.File) error {
+	if err := r.SetReadDeadline(time.Now().Add(setupBound)); err != nil {
+		return fmt.Errorf("start: %w", err)
+	}
+	text, late := io.ReadAll(io.LimitReader(r, maxFailure))
+	if late != nil {
+		if err := abort(root); err != nil {
+			late = errors.Join(late, err)
+		}
+		_ = r.SetReadDeadline(time.Now().Add(time.Second)) // it is written, or never will be
+		rest, _ := io.ReadAll(io.LimitReader(r, maxFailure))
+		text = append(text, rest...)
+	}
+	text, ready := bytes.CutPrefix(text, []byte(readyWord))
+	if len(text) == 0 && ready {
+		return nil
+	}
+	if late != nil {
+		return fmt.Errorf("start: the root did not get ready: %w: %w", agent.ErrUnready, late)
+	}
+	f := new(Failure)
+	if err := json.Unmarshal(text, f); err != nil {
+		return fmt.Errorf("start: %w: the root ended before the program was executed and said %q", agent.ErrUnready, text)
+	}
+	return f
+}
+
+// abort ends a root, which is not waited for yet, and what it may have executed.
+func abort(root int) error {
+	p, err := stat(root)
+	if err != nil {
+		return err
+	}
+	// It must not execute anything while that is looked for.
+	if err := p.signal(unix.SIGSTOP); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), endBound)
+	defer cancel()
+	again := time.NewTicker(time.Millisecond)
+	defer again.Stop()
+	for p.state = 0; !p.stopped(); {
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return fmt.Errorf("process %d has not stopped: %w", root, context.Cause(ctx))
+		}
+		if p, err = stat(root); err != nil {
+			return err
+		}
+	}
+	return endTree(ctx, p)
+}
+
 // Identity names the root.
 func (t *Tree) Identity() agent.Identity { return t.identity }
 
@@ -168,12 +235,16 @@ func (t *Tree) ask(q request) error {
 	for {
 		a, err := t.hearLocked()
 		if err != nil {
+			t.late++
 			return fmt.Errorf("%s: %w", do, t.gone(err))
 		}
-		if a.Did == do {
-			if a.Error != "" {
-				return fmt.Errorf("%s: %s", do, a.Error)
-			}
+		switch {
+		case a.Did == "":
+		case t.late > 0:
+			t.late--
+		case a.Error != "":
+			return fmt.Errorf("%s: %s", do, a.Error)
+		default:
 			return nil
 		}
 	}
@@ -193,6 +264,10 @@ func (t *Tree) hearLocked() (answer, error) {
 	err := t.answers.Decode(&a)
 	if a.Exit != nil {
 		t.exit = a.Exit
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		// A decoder that failed reads no more, and a root that was held up will answer yet.
+		t.answers = json.NewDecoder(io.MultiReader(t.answers.Buffered(), t.line))
 	}
 	return a, err
 }
