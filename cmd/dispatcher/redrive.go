@@ -41,6 +41,7 @@ is about what failed.`,
 	f.Int("limit", 0, "how many at most; 0 is all")
 	f.Bool("dry-run", false, "only show what would be enqueued")
 	_ = cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions([]string{string(job.Failed), string(job.Cancel)}, cobra.ShellCompDirectiveNoFileComp)) // the flag is there
+	_ = cmd.RegisterFlagCompletionFunc("reason", cobra.FixedCompletions(job.Reasons(), cobra.ShellCompDirectiveNoFileComp))
 	clientFlags(cmd)
 	cli.OutputFlag(cmd)
 	return cmd

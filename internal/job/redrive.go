@@ -34,11 +34,14 @@ func (r Redrive) Check() error {
 			return &FieldError{Field: "state", Problem: fmt.Sprintf("%q: want %s or %s; what succeeded is not redriven", clip(string(s)), Failed, Cancel)}
 		}
 	}
+	for _, reason := range r.Reasons {
+		if !slices.Contains(Reasons(), reason) {
+			return &FieldError{Field: "reason", Problem: fmt.Sprintf("%q: want one of %v: the word after the slash, as in failed/crashed", clip(reason), Reasons())}
+		}
+	}
 	switch {
 	case len(r.States) == 0 && len(r.Reasons) == 0 && len(r.Tenants) == 0 && r.Name == "":
 		return &FieldError{Field: "state", Problem: "say which jobs: by state, reason, tenant or name at least"}
-	case slices.Contains(r.Reasons, ""):
-		return &FieldError{Field: "reason", Problem: "is empty; it is the word after the slash, as in failed/crashed"}
 	case !r.Since.IsZero() && !r.Until.IsZero() && !r.Since.Before(r.Until):
 		return &FieldError{Field: "until", Problem: "is not after since"}
 	case r.Limit < 0 || r.Limit > MaxRedrive:

@@ -48,6 +48,18 @@ func Endings() []Ending {
 		EndCapped, EndTimeout, EndCancelled, EndDrained, EndLost, EndFenced}
 }
 
+// Reasons lists why a job failed or was cancelled: the word after the slash, as in
+// failed/crashed. Most are how its last attempt ended.
+func Reasons() []string {
+	reasons := []string{"agent", "crashed", "deadline", "dependency"}
+	for _, e := range Endings() {
+		if e != EndDone { // then it is the agent's
+			reasons = append(reasons, string(e))
+		}
+	}
+	return reasons
+}
+
 // RetryPolicy says what follows an attempt that failed for no fault of the
 // request.
 type RetryPolicy string

@@ -211,7 +211,7 @@ func TestRedrive(t *testing.T) {
 		d := open(t)
 		for _, r := range []job.Redrive{
 			{}, {Lane: "none/default", Tag: "x", Since: time.Now()}, {States: []job.State{job.Succeeded}}, {States: []job.State{job.Running}},
-			{Name: "x", Reasons: []string{""}}, {Name: "x", Limit: -1}, {Name: "x", Limit: job.MaxRedrive + 1},
+			{Name: "x", Reasons: []string{""}}, {Name: "x", Reasons: []string{"crashed", "crash"}}, {Name: "x", Limit: -1}, {Name: "x", Limit: job.MaxRedrive + 1},
 			{Name: "x", Since: time.Now(), Until: time.Now().Add(-time.Hour)},
 		} {
 			_, err := d.Redrive(t.Context(), r, "me")
