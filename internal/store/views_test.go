@@ -1,12 +1,15 @@
 package store_test
 
 import (
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
 
 	"turnpike/internal/job"
 	"turnpike/internal/work"
@@ -132,4 +135,45 @@ func TestListAndReport(t *testing.T) {
 		_, err := d.Get(t.Context(), "0190b5a0-7c1e-7d3a-9c53-0d1c8a6f2b11")
 		wantIs(t, err, job.ErrNotFound)
 	})
+}
+
+// The page on reporting has what the views have, and its queries run as they are there,
+// with a reporter's rights.
+func TestReportingPage(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	page, err := os.ReadFile("../../docs/reporting.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reporter, err := pgx.Connect(t.Context(), d.env.Login(t, "turnpike_reporter"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = reporter.Close(t.Context()) })
+	ran := 0
+	for _, block := range regexp.MustCompile("(?s)```sql\n(.*?)```").FindAllStringSubmatch(string(page), -1) {
+		if !strings.HasPrefix(block[1], "SELECT") {
+			continue
+		}
+		ran++
+		if _, err := reporter.Exec(t.Context(), block[1]); err != nil {
+			t.Errorf("%v:\n%s", err, block[1])
+		}
+	}
+	if ran < 8 {
+		t.Errorf("%d queries were found", ran)
+	}
+	told := map[string]string{} // of each view
+	for _, section := range strings.Split(string(page), "\n### `")[1:] {
+		view, text, _ := strings.Cut(section, "`")
+		told[view], _, _ = strings.Cut(text, "\n## ")
+	}
+	for _, column := range names(d, `SELECT c.relname || '.' || a.attname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+		WHERE c.relnamespace = 'turnpike'::regnamespace AND c.relkind = 'v' AND a.attnum > 0`) {
+		view, name, _ := strings.Cut(column, ".")
+		if !strings.Contains(told[view], "`"+name+"`") {
+			t.Errorf("%s is not told", column)
+		}
+	}
 }
