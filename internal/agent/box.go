@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"os/exec"
+	"time"
 )
 
 // What a runner calls the engines' programs where it says nothing.
@@ -104,6 +105,10 @@ type Box struct {
 	Home    string
 	Network Network
 	Limits  Limits
+	// Until is asked last of all before the agent is executed, until when it may run: as by
+	// Bounded.RunUntil, and what would be executed after it is ErrUnready. Nil, or the zero
+	// time, is no end.
+	Until func() time.Time `json:"-"`
 	// VCS says that version control is granted, as far as the engine itself brings it.
 	VCS bool
 	// Sockets are unix sockets of the worker's own in Binds, and the paths inside to

@@ -107,6 +107,9 @@ type Observer struct {
 	// may take as long as it takes to have the start on record. The agent stands still
 	// at until, as by Bounded.RunUntil, and is not executed after it; zero is no end.
 	Starting func(ctx context.Context) (until time.Time, err error)
+	// Until tells that time as it is known by now. An engine, whose start takes its time,
+	// asks last of all.
+	Until func() time.Time
 	// Started is called once the agent runs.
 	Started func(c Control)
 	// Progress is called whenever something was learned.

@@ -533,10 +533,7 @@ func (h *kept) starting(ctx context.Context) (until time.Time, err error) {
 	defer timer.Stop()
 	select {
 	case <-h.recorded:
-		h.keeper.mu.Lock()
-		defer h.keeper.mu.Unlock()
-		h.until = h.standing.FreezeAt()
-		return h.until, nil
+		return h.runsUntil(), nil
 	case <-ctx.Done():
 		return time.Time{}, context.Cause(ctx)
 	case <-timer.C:
@@ -545,6 +542,15 @@ func (h *kept) starting(ctx context.Context) (until time.Time, err error) {
 		h.beat.StartedAt = time.Time{}
 		return time.Time{}, fmt.Errorf("%w: %w", errDoubtful, agent.ErrUnready)
 	}
+}
+
+// runsUntil is when the agent stands still by itself, as is known by now. Whoever asks tells
+// the agent.
+func (h *kept) runsUntil() time.Time {
+	h.keeper.mu.Lock()
+	defer h.keeper.mu.Unlock()
+	h.until = h.standing.FreezeAt()
+	return h.until
 }
 
 // doubtful says whether the lease is in doubt now.

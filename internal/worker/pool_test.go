@@ -430,6 +430,9 @@ func TestPool(t *testing.T) {
 				if left := until.Sub(began); left != 45*time.Second {
 					t.Errorf("it may run for %s", left)
 				}
+				if again := l.Observer.Until(); !again.Equal(until) {
+					t.Errorf("an engine is told %s, not %s", again, until)
+				}
 				r.store.set(func() { r.store.deaf = true })
 				time.Sleep(46 * time.Second)
 				r.store.set(func() { r.store.deaf = false })

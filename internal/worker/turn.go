@@ -261,7 +261,7 @@ func (a *attempt) observer() agent.Observer {
 		},
 	}
 	if a.kept != nil {
-		o.Starting = a.kept.starting
+		o.Starting, o.Until = a.kept.starting, a.kept.runsUntil
 	}
 	if a.stream != nil {
 		o.Line = a.stream.Line

@@ -112,7 +112,7 @@ func (r *root) start(setup *os.File) error {
 			files = append(files, uintptr(FirstPassed+i))
 		}
 	}
-	if err := r.term.unasked(); err != nil {
+	if err := r.term.Unasked(fdLine); err != nil {
 		return err
 	}
 	// Before, not after: what this process then comes to, nobody takes for unstarted.

@@ -139,7 +139,7 @@ func (r *root) start(setup *os.File, prepare Prepare) (int, error) {
 		at := uintptr(FirstPassed + p.Passed + 2*i)
 		r.groups = append(r.groups, Group{Name: name, Parent: os.NewFile(at, name), Dir: os.NewFile(at+1, name)})
 	}
-	if err := r.term.unasked(); err != nil {
+	if err := r.term.Unasked(fdLine); err != nil {
 		return 0, err
 	}
 	// Before, not after: what this process then comes to, nobody takes for unstarted.

@@ -54,8 +54,9 @@ func (t *Term) begin(line *json.Decoder) error {
 	return nil
 }
 
-// unasked says why the tree must not be started, any more; nil where it may.
-func (t *Term) unasked() error {
+// Unasked says why nothing must be started, any more; nil where it may. Whoever asked for
+// it is at the other end of the socket line.
+func (t *Term) Unasked(line int) error {
 	now, err := Monotonic()
 	if err != nil {
 		return NewFailure("read the clock", err, agent.ErrUnsupported)
@@ -63,7 +64,7 @@ func (t *Term) unasked() error {
 	if t.timer != nil && t.end <= now {
 		return NewFailure("start in time", errOver, agent.ErrUnready)
 	}
-	if n, _, err := unix.Recvfrom(fdLine, make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT); n == 0 && err == nil {
+	if n, _, err := unix.Recvfrom(line, make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT); n == 0 && err == nil {
 		return NewFailure("start in time", errors.New("nobody waits for it any more"), agent.ErrUnready)
 	}
 	return nil

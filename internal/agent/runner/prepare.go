@@ -528,14 +528,16 @@ func (t *turn) exec(ctx context.Context) error {
 	return nil
 }
 
-// launchTree starts cmd where the turn runs, and until when. An engine is asked to start
-// nothing after that.
+// launchTree starts cmd where the turn runs, and until when. An engine asks once more when
+// it comes to that.
 func (t *turn) launchTree(ctx context.Context, cmd *exec.Cmd, until time.Time) error {
 	if t.boxed != nil {
 		if !until.IsZero() && !time.Now().Before(until) {
 			return fmt.Errorf("%w: the time it may run for is over", agent.ErrUnready)
 		}
-		tree, err := t.boxed.engine.Start(ctx, cmd, *t.turn.Box, t.r.Recorder)
+		box := *t.turn.Box
+		box.Until = t.r.Observer.Until
+		tree, err := t.boxed.engine.Start(ctx, cmd, box, t.r.Recorder)
 		if err != nil {
 			return err
 		}

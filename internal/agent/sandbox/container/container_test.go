@@ -262,11 +262,19 @@ func TestEndings(t *testing.T) {
 		}
 		s.end()
 
+		// It has an end before its first instruction.
+		box, err := b.box(), agent.ErrUnready
+		for term := time.Second; errors.Is(err, agent.ErrUnready); term *= 2 { // this machine may be slow
+			box.Until = func() time.Time { return time.Now().Add(term) }
+			s, err = b.start(box, nil, script)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		becomes(true)
+
 		// Whoever thaws it may have been held up itself. A later end may come while the
 		// stage hears nothing.
-		s = start(script)
-		<-s.out.line
-		until(time.Now())
 		steer(s.Freeze, s.Thaw)
 		isStill("past their end, thawed for the first time")
 		steer(s.Freeze)
@@ -353,6 +361,7 @@ func TestRefusals(t *testing.T) {
 			}
 			x.Binds = append(x.Binds, agent.Bind{Source: link, Destination: link, Access: agent.ReadOnly})
 		}, agent.ErrPolicyChanged},
+		"a time that is over": {func(x *agent.Box) { x.Until = time.Now }, agent.ErrUnready},
 		"access that is none": {func(x *agent.Box) { x.Binds[0].Access = "rwx" }, agent.ErrUnsupported},
 		"a mount over /proc": {func(x *agent.Box) {
 			x.Binds = append(x.Binds, agent.Bind{Source: other, Destination: "/proc/sys", Access: agent.ReadWrite})

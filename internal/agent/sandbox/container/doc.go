@@ -35,10 +35,11 @@
 //
 // The stage keeps the agent's term (procs.Term), for a worker that is alive and stands
 // still: at the time of until, unless a later one was given, it stops everything but
-// itself and the engine's init, and what it cannot stop ends with the container. To freeze,
-// the stage stops everything and then the engine pauses the container; to thaw, the engine
-// lets it go on and then the stage, unless the term is over by then. A stage that is
-// paused hears of what was said meanwhile before it hears of the thaw.
+// itself and the engine's init, and what it cannot stop ends with the container. The first
+// such time is in the plan, and nothing is executed after it, or when nobody waits any
+// more. To freeze, the stage stops everything and then the engine pauses the container; to
+// thaw, the engine lets it go on and then the stage, unless the term is over by then. A
+// stage that is paused hears of what was said meanwhile before it hears of the thaw.
 //
 // A worker that dies closes the line, the stage ends with it, and the kernel ends a
 // container with its first process. One that stands still (paused) stays, and so does one

@@ -28,8 +28,9 @@ type plan struct {
 	UID, GID  int
 	Places    []place
 	Limits    agent.Limits
-	Alone     bool // there is no interface but loopback
-	Doors     bool // the ways out are opened and passed out
+	Until     time.Duration // by procs.Monotonic, for the kernel is one; zero is no end
+	Alone     bool          // there is no interface but loopback
+	Doors     bool          // the ways out are opened and passed out
 }
 
 // place is one bind as it must be inside.
@@ -42,7 +43,7 @@ type place struct {
 // order is what the worker says to the stage.
 type order struct {
 	Do string        `json:"do"`
-	At time.Duration `json:"at,omitempty"` // of until: by procs.Monotonic, for the kernel is one
+	At time.Duration `json:"at,omitempty"` // of until: as plan.Until
 }
 
 // The orders there are.

@@ -78,6 +78,10 @@ func stage(path string) int {
 	if cmd.Env == nil {
 		cmd.Env = []string{}
 	}
+	term := &procs.Term{Stop: procs.FreezeOthers, Go: procs.ThawOthers}
+	if err := p.asked(term, line); err != nil {
+		return refuse(line, "start in time", err)
+	}
 	if err := cmd.Start(); err != nil {
 		return refuse(line, "execute "+p.Path, fmt.Errorf("%w: %w", agent.ErrUnready, err))
 	}
@@ -88,7 +92,7 @@ func stage(path string) int {
 	if err := told.Encode(news{Running: true}); err != nil {
 		return 126
 	}
-	go obey(line, cmd.Process)
+	go obey(line, cmd.Process, term)
 	go func() {
 		for s := range signals {
 			_ = cmd.Process.Signal(s) // it may have ended
@@ -104,9 +108,23 @@ func stage(path string) int {
 	return 0
 }
 
+// asked says why the agent must not be executed, any more; nil where it may. Its term begins.
+func (p plan) asked(term *procs.Term, line *net.UnixConn) error {
+	if err := term.RunUntil(p.Until); err != nil {
+		return err
+	}
+	raw, err := line.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var unasked error
+	err = raw.Control(func(fd uintptr) { unasked = term.Unasked(int(fd)) })
+	return errors.Join(err, unasked)
+}
+
 // obey does what the worker says and keeps the agent's term. When the worker is gone so
 // is this container, and when the agent cannot be held still at the end of its term.
-func obey(line *net.UnixConn, agent *os.Process) {
+func obey(line *net.UnixConn, agent *os.Process, term *procs.Term) {
 	orders := make(chan order)
 	go func() {
 		for d := json.NewDecoder(line); ; {
@@ -118,12 +136,11 @@ func obey(line *net.UnixConn, agent *os.Process) {
 		}
 	}()
 	told := json.NewEncoder(line)
-	term := procs.Term{Stop: procs.FreezeOthers, Go: procs.ThawOthers}
 	for {
 		select {
 		case o := <-orders:
 			n := news{Did: o.Do}
-			if err := o.carryOut(agent, &term); err != nil {
+			if err := o.carryOut(agent, term); err != nil {
 				n.Error = err.Error()
 			}
 			_ = told.Encode(n) // the worker may be gone

@@ -21,6 +21,7 @@ import (
 
 	"turnpike/internal/agent"
 	"turnpike/internal/agent/egress/door"
+	"turnpike/internal/agent/procs"
 )
 
 const (
@@ -328,6 +329,9 @@ func (s *start) accept(ctx context.Context) (*net.UnixConn, error) {
 func (s *start) talk(ctx context.Context, p *box) error {
 	stop := context.AfterFunc(ctx, func() { _ = p.line.SetDeadline(time.Now()) })
 	defer stop()
+	if err := s.bound(); err != nil {
+		return err
+	}
 	text, err := json.Marshal(s.plan)
 	if err != nil {
 		return err
@@ -363,6 +367,18 @@ func (s *start) talk(ctx context.Context, p *box) error {
 	_ = s.listener.Close()
 	_ = os.Remove(filepath.Join(s.line(), lineSocket))
 	return nil
+}
+
+// bound gives the agent its end before its first instruction: this process may be stopped
+// until it could give one to what runs.
+func (s *start) bound() (err error) {
+	if s.box.Until == nil {
+		return nil
+	}
+	if until := s.box.Until(); !until.IsZero() {
+		s.plan.Until, err = procs.TermEnd(until)
+	}
+	return err
 }
 
 // undo removes what was made, and records that nothing is left.

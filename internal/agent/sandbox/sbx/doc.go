@@ -51,6 +51,7 @@
 //
 // The line keeps the agent's term (procs.Term), for a worker that is alive and stands
 // still: at the time the worker gave last, it freezes the agent, or kills it if it cannot.
+// It has such a time before the agent's exec, which executes nothing after it.
 // A virtual machine has a clock of its own, so all that the line says bears the time there,
 // and the worker tells a time by that clock. An order that was held up on its way, with the
 // worker or with sbx, lets nothing run longer.

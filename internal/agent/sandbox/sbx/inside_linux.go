@@ -1,7 +1,9 @@
 package sbx
 
 import (
+	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -47,7 +49,7 @@ func Entry() {
 type line struct {
 	*lines
 	mu   sync.Mutex // guards pid
-	pid  int        // the agent's; zero before it runs
+	pid  int        // the agent's; zero before its stage reported
 	next uint32
 }
 
@@ -136,18 +138,23 @@ func (l *line) report(s net.Listener) {
 		return
 	}
 	defer c.Close()
-	text, err := io.ReadAll(io.LimitReader(c, 64<<10))
-	first, failed, _ := strings.Cut(string(text), "\n")
-	pid, bad := strconv.Atoi(first)
-	switch {
-	case err != nil || bad != nil || pid <= 1:
+	said := bufio.NewReader(io.LimitReader(c, 64<<10))
+	first, err := said.ReadString('\n')
+	pid, bad := strconv.Atoi(strings.TrimSuffix(first, "\n"))
+	var failed string
+	if err != nil || bad != nil || pid <= 1 {
 		failed = "the agent's stage did not report"
-	case failed == "":
+	} else {
+		// Before it is the agent: its term may be over in between.
 		l.mu.Lock()
 		l.pid = pid
 		l.mu.Unlock()
-		_ = l.tell(news{Running: true})
-		return
+		why, err := io.ReadAll(said)
+		if err == nil && len(why) == 0 {
+			_ = l.tell(news{Running: true})
+			return
+		}
+		failed = string(why)
 	}
 	_ = l.tell(news{Failed: &failed})
 }
@@ -338,6 +345,9 @@ func (p agentPlan) execute() error {
 	var pairs []string
 	for _, n := range names {
 		pairs = append(pairs, n+"="+env[n])
+	}
+	if now, err := procs.Monotonic(); err != nil || p.Until != 0 && p.Until <= now {
+		return cmp.Or(err, errOver)
 	}
 	return os.NewSyscallError("execve", syscall.Exec(path, p.Args, pairs))
 }

@@ -120,7 +120,12 @@ func (b *box) Thaw() error { return b.order(doThaw) }
 func (b *box) RunUntil(at time.Time) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.orderLocked(order{Do: doUntil, At: b.last.Clock + time.Since(b.last.heard) + time.Until(at)})
+	return b.orderLocked(order{Do: doUntil, At: b.insideLocked(at)})
+}
+
+// insideLocked is a time by the sandbox's clock.
+func (b *box) insideLocked(at time.Time) time.Duration {
+	return b.last.Clock + time.Since(b.last.heard) + time.Until(at)
 }
 
 // order has the line do something.

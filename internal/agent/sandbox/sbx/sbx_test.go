@@ -390,13 +390,8 @@ func TestSteering(t *testing.T) {
 // TestTerm: at the end of its term an agent stands still by itself.
 func TestTerm(t *testing.T) {
 	r := newRoom(t)
-	start := func() *turn {
-		t.Helper()
-		p, err := r.start(context.Background(), []string{"TURNPIKE_SESSION=a/b"}, "sh", "-c", `while :; do sleep 0.01; done & echo $$; cat`)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return p
+	start := func() (*turn, error) {
+		return r.start(context.Background(), []string{"TURNPIKE_SESSION=a/b"}, "sh", "-c", `while :; do sleep 0.01; done & cat`)
 	}
 	until := func(p *turn, at time.Time) {
 		t.Helper()
@@ -424,8 +419,18 @@ func TestTerm(t *testing.T) {
 	later := time.Now()
 	more := func() time.Time { later = later.Add(time.Hour); return later }
 
-	p := start()
-	pid := p.line()
+	// It has an end before its first instruction.
+	var p *turn
+	err := agent.ErrUnready
+	for term := time.Second; errors.Is(err, agent.ErrUnready); term *= 2 { // this machine may be slow
+		r.box.Until = func() time.Time { return time.Now().Add(term) }
+		p, err = start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := r.agent() // it may have said nothing yet
+	becomes(pid, true)
 	until(p, time.Now().Add(10*time.Millisecond))
 	becomes(pid, true)
 	until(p, time.Now().Add(-time.Second)) // an earlier end is none
@@ -450,6 +455,24 @@ func TestTerm(t *testing.T) {
 	if err := p.Process.(agent.Bounded).RunUntil(more()); !errors.Is(err, os.ErrProcessDone) {
 		t.Errorf("bounding what is gone: %v", err)
 	}
+}
+
+// agent is the pid of the agent, which is a shell.
+func (r *room) agent() string {
+	r.t.Helper()
+	for bound := time.Now().Add(time.Minute); time.Now().Before(bound); runtime.Gosched() {
+		pids, err := os.ReadDir(r.sbx.file("sandbox", name, "pids"))
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		for _, p := range pids {
+			if args, err := os.ReadFile("/proc/" + p.Name() + "/cmdline"); err == nil && strings.HasPrefix(string(args), "sh\x00") {
+				return p.Name()
+			}
+		}
+	}
+	r.t.Fatal("there is no agent")
+	return ""
 }
 
 // moving counts the processes beneath and with pid that are not stopped.
@@ -553,6 +576,7 @@ func TestStartRefuses(t *testing.T) {
 		"a source that is another": {func(r *room) {
 			r.box.Pins = []agent.Pin{{Path: r.ws, Device: 1, Inode: 1}}
 		}, agent.ErrPolicyChanged},
+		"a time that is over":        {func(r *room) { r.box.Until = time.Now }, agent.ErrUnready},
 		"a store that is away":       {func(r *room) { r.rec.fail = "creating" }, agent.ErrUnready},
 		"a store that goes away":     {func(r *room) { r.rec.fail = "live" }, agent.ErrUnready},
 		"a Dagger engine of no form": {func(r *room) { r.box.Dagger = &agent.Dagger{Engine: "ssh://x", Version: "0.20.5"} }, agent.ErrUnsupported},

@@ -265,7 +265,18 @@ func (s *start) run(ctx context.Context) (_ *box, err error) {
 	if err := s.openLine(ctx, p); err != nil {
 		return nil, err
 	}
+	until, err := s.bound(p)
+	if err != nil {
+		return nil, err
+	}
+	if !until.IsZero() {
+		ctx, cancel = context.WithDeadline(ctx, until)
+		defer cancel()
+	}
 	if err := s.startAgent(ctx, p); err != nil {
+		if !until.IsZero() && ctx.Err() != nil {
+			return nil, fmt.Errorf("%w: %w: %v", agent.ErrUnready, errOver, err) //nolint:errorlint // it may say that the agent can never run
+		}
 		return nil, err
 	}
 	p.follow()
@@ -308,6 +319,22 @@ func (s *start) openLine(ctx context.Context, p *box) error {
 		return fmt.Errorf("%w: %s", err, oneLine(said.String()))
 	}
 	return first.wants(func(n news) bool { return n.Ready })
+}
+
+// bound gives the agent its end before its first instruction, for this process may be
+// stopped until it could give one to what runs: the line keeps it, and the agent's stage
+// executes nothing after it.
+func (s *start) bound(p *box) (until time.Time, err error) {
+	if s.box.Until == nil {
+		return until, nil
+	}
+	if until = s.box.Until(); until.IsZero() {
+		return until, nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.agent.Until = p.insideLocked(until)
+	return until, p.orderLocked(order{Do: doUntil, At: s.agent.Until})
 }
 
 // startAgent starts the agent's exec and returns once it was executed.

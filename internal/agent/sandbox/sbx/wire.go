@@ -311,10 +311,14 @@ type agentPlan struct {
 	Args   []string
 	Env    []string // over the sandbox's own
 	Dir    string
+	Until  time.Duration // by the clock of news; zero is no end
 	// Without are names, or prefixes ending in "*", that the sandbox's own environment
 	// has and the agent must not.
 	Without []string
 }
+
+// errOver says that an agent's time was over before it was executed.
+var errOver = errors.New("the time it may run for is over")
 
 // writePlan and readPlan pass a plan in front of what follows in the same stream.
 func writePlan(w io.Writer, plan any) error {
