@@ -75,6 +75,9 @@ func (p *postgres) down() {
 func (p *postgres) crash() {
 	p.t.Helper()
 	done := p.server.Done()
+	// A session that begins just now would outlive it, and hold the memory that the next
+	// one wants: what stands still begins none.
+	p.signal(syscall.SIGSTOP)
 	p.signal(syscall.SIGKILL)
 	<-done
 	p.down()
