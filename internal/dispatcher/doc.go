@@ -13,9 +13,10 @@
 // # One job's way through
 //
 //	Intake     decodes and enqueues; answers after commit; rings the bell, which may be lost
-//	Selection  on the bell and every 250 ms: checks, promotes, fills each lane's window
-//	Offers     lets a job by selection where nothing has to be decided about it: Intake's
-//	           commit dispatches it
+//	Selection  on the bell and every 250 ms, or 500 when there was nothing to do: checks,
+//	           promotes, fills each lane's window
+//	Offers     takes a job past selection where nothing has to be decided about it:
+//	           Intake's commit dispatches it
 //	Relay      publishes after the selection's commit is known, notes it lazily
 //	Results    settles reports that workers could not bring to Postgres
 //	Reaper     closes attempts whose lease lapsed, after a full lease of unbroken ticks

@@ -10,6 +10,7 @@
 // not finished; its CHECK constraints refuse rows that no transition makes.
 //
 //	            -> queued | scheduled   Enqueue, Retry, Fire, turnpike.enqueue
+//	            -> dispatched           Enqueue, of an offer about which nothing has to be decided
 //	scheduled   -> queued               Promote: its time came
 //	queued      -> queued               Select, and Promote on a paused lane: to another profile of its chain
 //	queued      -> dispatched           Select
@@ -52,10 +53,10 @@
 // # Slow starts
 //
 // An account whose limit is over may have so many live jobs as the time since allows
-// (turnpike.v_pauses). Only selection, under the leader's lock, makes jobs live, so what it
-// counts stays so until it commits; no counter is kept. What exceeds it is parked as for a
-// pause, each job until as many may be live, so that a backlog is not looked at in every
-// step.
+// (turnpike.v_pauses). While one lasts only selection, under the leader's lock, makes jobs
+// live, so what it counts stays so until it commits; no counter is kept. What exceeds it is
+// parked as for a pause, each job until as many may be live, so that a backlog is not
+// looked at in every step.
 //
 // # Waits
 //

@@ -40,7 +40,8 @@
 //	                                still until Postgres answers; still ours: they go on
 //	Postgres away at the end        the report waits in the spool and, after a while, goes
 //	                                to the results stream too; an outage ends no turn
-//	the lease is somebody else's    the turn is stopped (fenced) and its report settles late
+//	the lease is somebody else's    the turn is killed as it stands (fenced) and its report
+//	                                settles late
 //	a job comes here again while    the earlier attempt has lost its lease and is stopped at
 //	an earlier attempt is here      once; the new one starts when nothing of it runs
 //	NATS away                       dispatched jobs are looked for in Postgres until it is
