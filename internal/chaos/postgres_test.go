@@ -8,10 +8,12 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -71,15 +73,20 @@ func (p *postgres) down() {
 	p.server = nil
 }
 
-// crash ends every process of the server at once.
+// crash ends every process of the server at once. None outlives it: it would hold the
+// memory that the next server wants.
 func (p *postgres) crash() {
 	p.t.Helper()
 	done := p.server.Done()
-	// A session that begins just now would outlive it, and hold the memory that the next
-	// one wants: what stands still begins none.
-	p.signal(syscall.SIGSTOP)
+	p.signal(syscall.SIGSTOP) // what stands still begins no session
+	sessions := childrenOf(p.postmaster())
 	p.signal(syscall.SIGKILL)
 	<-done
+	again := time.NewTicker(time.Millisecond) // nothing tells of the end of another's child
+	defer again.Stop()
+	for slices.ContainsFunc(sessions, func(pid int) bool { state, _ := stat(pid); return state != "" && state != "Z" }) {
+		<-again.C
+	}
 	p.down()
 }
 
@@ -89,15 +96,7 @@ func (p *postgres) thaw()   { p.signal(syscall.SIGCONT) }
 // signal signals the postmaster, which starts no process after that, and then its children.
 func (p *postgres) signal(sig syscall.Signal) {
 	p.t.Helper()
-	b, err := os.ReadFile(filepath.Join(p.dir, "data", "postmaster.pid"))
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	line, _, _ := bytes.Cut(b, []byte("\n"))
-	postmaster, err := strconv.Atoi(string(line))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	postmaster := p.postmaster()
 	children := childrenOf(postmaster)
 	_ = syscall.Kill(postmaster, sig) // it is this test's own, and not waited for
 	for _, pid := range append(children, childrenOf(postmaster)...) {
@@ -105,26 +104,53 @@ func (p *postgres) signal(sig syscall.Signal) {
 	}
 }
 
+func (p *postgres) postmaster() int {
+	p.t.Helper()
+	b, err := os.ReadFile(filepath.Join(p.dir, "data", "postmaster.pid"))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	line, _, _ := bytes.Cut(b, []byte("\n"))
+	pid, err := strconv.Atoi(string(line))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return pid
+}
+
 func childrenOf(parent int) (pids []int) {
-	all, err := filepath.Glob("/proc/[0-9]*/stat")
+	all, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		panic(err) // the pattern is good
 	}
-	for _, f := range all {
-		b, err := os.ReadFile(f) // it may go while we look
+	for _, dir := range all {
+		pid, err := strconv.Atoi(filepath.Base(dir))
 		if err != nil {
 			continue
 		}
-		// pid (name) state ppid
-		fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-		if len(fields) > 1 && fields[1] == strconv.Itoa(parent) {
-			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f)))
-			if err == nil {
-				pids = append(pids, pid)
-			}
+		if _, of := stat(pid); of == parent {
+			pids = append(pids, pid)
 		}
 	}
 	return pids
+}
+
+// stat gives a process's state and parent; none of one that is gone.
+func stat(pid int) (state string, parent int) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", 0
+	}
+	// pid (name) state ppid
+	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	if len(fields) < 2 {
+		return "", 0
+	}
+	parent, err = strconv.Atoi(fields[1])
+	if err != nil {
+		return "", 0
+	}
+	return fields[0], parent
 }
 
 // login makes a member of a role and gives its DSN through the proxy at addr.
