@@ -95,6 +95,9 @@ type Result struct {
 	// CostKnown says whether the stream reported any cost. A turn killed before
 	// it did has no cost rather than a cost of zero; nothing derives one.
 	CostKnown bool `json:"cost_known"`
+	// CostPartial says that the known cost may not be all: the turn broke off, perhaps in
+	// the middle of a request whose cost nobody told.
+	CostPartial bool `json:"cost_partial,omitempty"`
 	// CostCapped says the known cost reached Request.CostCapUSD.
 	CostCapped bool       `json:"cost_capped,omitempty"`
 	TimedOut   bool       `json:"timed_out"`

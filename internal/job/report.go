@@ -53,7 +53,9 @@ type Report struct {
 	TimedOut     bool   `json:"timed_out,omitempty"`
 	CostCapped   bool   `json:"cost_capped,omitempty"`
 	// CostUSD is the known cost of this attempt; nil is unknown, never zero.
-	CostUSD *USD         `json:"cost_usd,omitempty"`
+	CostUSD *USD `json:"cost_usd,omitempty"`
+	// CostPartial says that it cost at least that much: the turn broke off.
+	CostPartial bool         `json:"cost_partial,omitempty"`
 	Usage   []ModelUsage `json:"usage,omitempty"`
 
 	Outcome   *Outcome        `json:"outcome,omitempty"`

@@ -443,6 +443,20 @@ func TestSettle(t *testing.T) {
 			}
 		}
 	})
+	t.Run("of a turn that broke off is a part", func(t *testing.T) {
+		part := func(r *job.Report) { r.CostUSD, r.CostPartial = &cost, true }
+		now := d.running(func(r *job.Request) { r.Retry.Policy = job.RetryNever })
+		is(t, d.settle(ended(now, job.EndTimeout, touched, part)), job.SettledNow, job.Failed)
+		lost := d.running(func(r *job.Request) { r.Retry.Policy = job.RetryNever })
+		d.lapse(lost.Job)
+		d.reap()
+		is(t, d.settle(ended(lost, job.EndFenced, touched, part)), job.SettledLate, job.Failed)
+		for _, id := range []job.ID{now.Job, lost.Job} {
+			if got := ask[string](d, `SELECT cost_usd::numeric(10, 2) || ' ' || cost_partial FROM turnpike.attempts WHERE job_id = $1`, string(id)); got != cost.String()+" true" {
+				t.Errorf("on record: %s", got)
+			}
+		}
+	})
 	t.Run("late while the next attempt runs leaves that one alone", func(t *testing.T) {
 		id := d.enqueue()
 		first := d.claim(d.dispatch(100)...)[0]

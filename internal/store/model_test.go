@@ -622,7 +622,7 @@ func (m *machine) settle(rt *rapid.T) {
 	cost := job.USD(-1)
 	if rapid.Bool().Draw(rt, "priced") {
 		cost = job.USD(rapid.IntRange(0, 5_000_000).Draw(rt, "cost"))
-		r.CostUSD = &cost
+		r.CostUSD, r.CostPartial = &cost, rapid.Bool().Draw(rt, "broke off")
 		r.Usage = []job.ModelUsage{{Model: "m", InputTokens: 1, CostUSD: &cost}}
 	}
 	if rapid.Bool().Draw(rt, "tools") {
@@ -645,7 +645,7 @@ func (m *machine) settle(rt *rapid.T) {
 	case forged:
 	case j.state == job.Running && j.token == r.Lease.Token:
 		want = job.SettledNow
-		m.attempts[r.Lease] = &modelAttempt{ending: r.Ending, cost: cost, partly: r.Ending == job.EndLost && cost >= 0}
+		m.attempts[r.Lease] = &modelAttempt{ending: r.Ending, cost: cost, partly: (r.Ending == job.EndLost || r.CostPartial) && cost >= 0}
 		m.spend(j, cost)
 		m.close(j, r.Ending, r.IsError, r.Started, r.Resumable, r.ToolCalls, r.Conversation)
 		m.over(l.Job)
@@ -654,7 +654,7 @@ func (m *machine) settle(rt *rapid.T) {
 		known.late = true
 		m.spend(j, cost)
 		if cost >= 0 {
-			known.cost, known.partly = cost, r.Ending == job.EndLost
+			known.cost, known.partly = cost, r.Ending == job.EndLost || r.CostPartial
 		}
 	case known != nil:
 		want = job.SettledBefore

@@ -25,7 +25,7 @@ const lockLeases = `
 const reportColumns = `r(lease json, worker text, host text, ending text, reason text, retry_after timestamptz, started boolean,
 	started_at timestamptz, ended_at timestamptz, tool_calls bigint, agent text, agent_version text, model text, conversation text,
 	resumable boolean, kept boolean, duration_ms bigint, exit_code integer, signal integer, is_error boolean, error_subtype text, result_text text,
-	num_turns bigint, timed_out boolean, cost_capped boolean, cost_usd numeric, usage json, outcome json, rate_limit json, versions json,
+	num_turns bigint, timed_out boolean, cost_capped boolean, cost_usd numeric, cost_partial boolean, usage json, outcome json, rate_limit json, versions json,
 	added text[], notes text[], session_dir text, "left" json, result json, patch json)`
 
 // closing ends the attempts whose lease the reports bear: the attempt, its costs and
@@ -47,7 +47,7 @@ const closing = `
 			coalesce(nullif(r.conversation, ''), q.conversation, '') AS conversed,
 			greatest(r.num_turns, q.turns) AS turned, greatest(r.tool_calls, q.tool_calls) AS called,
 			CASE WHEN r.cost_usd >= 0 THEN least(r.cost_usd, 99999999) ELSE q.cost_usd END AS cost,
-			r.ending = 'lost' OR r.cost_usd IS NULL OR r.cost_usd < 0 AS partly,
+			r.ending = 'lost' OR r.cost_usd IS NULL OR r.cost_usd < 0 OR coalesce(r.cost_partial, false) AS partly,
 			now() + v.delay_ms * interval '1 ms' AS again_at
 		FROM r
 		CROSS JOIN LATERAL (
@@ -222,7 +222,7 @@ const late = `
 			tool_calls = greatest(r.tool_calls, a.tool_calls),
 			cost_usd = CASE WHEN r.cost_usd >= 0 THEN least(r.cost_usd, 99999999) ELSE a.cost_usd END,
 			-- Whoever reports a turn that outlived its worker knows what that one read, which may not be all.
-			cost_partial = (r.ending = 'lost' OR r.cost_usd IS NULL OR r.cost_usd < 0) AND coalesce(r.cost_usd >= 0 OR a.cost_usd IS NOT NULL, false),
+			cost_partial = (r.ending = 'lost' OR r.cost_usd IS NULL OR r.cost_usd < 0 OR coalesce(r.cost_partial, false)) AND coalesce(r.cost_usd >= 0 OR a.cost_usd IS NOT NULL, false),
 			rate_limit = r.rate_limit, versions = r.versions, added = r.added, session_dir = coalesce(r.session_dir, ''),
 			result_text = coalesce(r.result_text, ''), result = r.result, patch = r.patch
 		FROM r
@@ -231,7 +231,7 @@ const late = `
 	),
 	c AS MATERIALIZED (
 		SELECT r.*, a.budgets, a.cost_usd AS counted, CASE WHEN r.cost_usd >= 0 THEN least(r.cost_usd, 99999999) ELSE a.cost_usd END AS cost,
-			r.ending = 'lost' OR r.cost_usd IS NULL OR r.cost_usd < 0 AS partly
+			r.ending = 'lost' OR r.cost_usd IS NULL OR r.cost_usd < 0 OR coalesce(r.cost_partial, false) AS partly
 		FROM r JOIN f ON f.job_id = r.job_id AND f.attempt = r.attempt
 		JOIN turnpike.attempts a ON a.job_id = r.job_id AND a.attempt = r.attempt -- as the reaper wrote it
 	),

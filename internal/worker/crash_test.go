@@ -265,7 +265,7 @@ func TestRunLocal(t *testing.T) {
 			return nil, fs.ErrClosed
 		}
 		res, err := turns.RunLocal(t.Context(), plain(), nil)
-		if res == nil || !res.IsError || res.CostUSD != 2 || !errors.Is(err, fs.ErrClosed) {
+		if res == nil || !res.IsError || res.CostUSD != 2 || !res.CostPartial || !errors.Is(err, fs.ErrClosed) {
 			t.Errorf("got %+v, %v", res, err)
 		}
 	})

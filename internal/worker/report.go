@@ -34,7 +34,7 @@ func fillResult(rep *job.Report, res *agent.Result, prices *Prices) {
 	rep.TimedOut, rep.CostCapped = res.TimedOut, res.CostCapped
 	if res.CostKnown {
 		usd := job.USDFromFloat(res.CostUSD)
-		rep.CostUSD = &usd
+		rep.CostUSD, rep.CostPartial = &usd, res.CostPartial
 	}
 	rep.Usage = usage(res.Models, prices)
 	if res.HasOutcome {
@@ -96,7 +96,7 @@ func least(r job.Report, note string) job.Report {
 		Version: r.Version, Lease: r.Lease, Worker: r.Worker, Host: r.Host,
 		Ending: r.Ending, Reason: clip(clean(r.Reason), maxReason), RetryAfter: tellable(r.RetryAfter),
 		Started: r.Started, StartedAt: tellable(r.StartedAt), EndedAt: tellable(r.EndedAt), DurationMS: r.DurationMS,
-		IsError: r.IsError, ToolCalls: r.ToolCalls, NumTurns: r.NumTurns, CostUSD: r.CostUSD,
+		IsError: r.IsError, ToolCalls: r.ToolCalls, NumTurns: r.NumTurns, CostUSD: r.CostUSD, CostPartial: r.CostPartial,
 		Notes: []string{note},
 	}
 }

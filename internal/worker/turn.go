@@ -200,7 +200,7 @@ func (a *attempt) broken(ctx context.Context, err error) *agent.Result {
 		StartedAt: a.started, Duration: time.Since(a.started), ExitCode: -1,
 		IsError: true, ErrorSubtype: agent.SubtypeNoResult, Diagnostics: []string{text(err)},
 		ClaudeID: a.progress.Conversation, AgentVersion: a.progress.AgentVersion, RateLimit: a.progress.RateLimit,
-		NumTurns: a.progress.Turns, ToolCalls: a.progress.ToolCalls, CostUSD: a.progress.CostUSD, CostKnown: a.progress.CostKnown,
+		NumTurns: a.progress.Turns, ToolCalls: a.progress.ToolCalls, CostUSD: a.progress.CostUSD, CostKnown: a.progress.CostKnown, CostPartial: a.progress.CostKnown,
 	}
 	if ctx.Err() != nil {
 		res.ErrorSubtype = agent.SubtypeCancelled

@@ -333,7 +333,7 @@ func (u *running) result(ctx context.Context, gone bool) *agent.Result {
 		StartedAt: u.startedAt.UTC(), Duration: time.Since(u.startedAt),
 		ExitCode: u.exit.Code, Signal: u.exit.Signal,
 		ClaudeID: c.Conversation, ResultText: c.ResultText, NumTurns: c.Turns,
-		CostUSD: c.CostUSD, CostKnown: c.CostKnown, RateLimit: c.RateLimit,
+		CostUSD: c.CostUSD, CostKnown: c.CostKnown, CostPartial: c.CostKnown && !c.Ended, RateLimit: c.RateLimit,
 		Failure: c.Failure, ToolCalls: c.ToolCalls, Models: c.Models, AgentVersion: c.AgentVersion,
 		WorkDir: u.launch.WorkDir,
 	}

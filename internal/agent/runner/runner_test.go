@@ -120,10 +120,11 @@ type ending struct {
 	Cost     float64
 	TimedOut bool
 	Capped   bool
+	Partial  bool
 }
 
 func endingOf(r *agent.Result) ending {
-	return ending{r.IsError, r.ErrorSubtype, r.ExitCode, r.NumTurns, r.CostUSD, r.TimedOut, r.CostCapped}
+	return ending{r.IsError, r.ErrorSubtype, r.ExitCode, r.NumTurns, r.CostUSD, r.TimedOut, r.CostCapped, r.CostPartial}
 }
 
 func TestRun(t *testing.T) {
@@ -142,7 +143,7 @@ func TestRun(t *testing.T) {
 		"does_not_believe_an_exit_code_of_zero": {
 			does: "exit", want: ending{IsError: true, Subtype: agent.SubtypeNoResult, Turns: 1}},
 		"keeps_what_came_before_a_cut": {
-			does: "cut", want: ending{IsError: true, Subtype: agent.SubtypeNoResult, Turns: 4, Cost: 0.5}},
+			does: "cut", want: ending{IsError: true, Subtype: agent.SubtypeNoResult, Turns: 4, Cost: 0.5, Partial: true}},
 		"reads_past_malformed_lines": {does: "malformed"},
 		"reads_past_a_line_of_50_MB": {does: "huge-line"},
 		"names_the_signal": {
@@ -162,7 +163,7 @@ func TestRun(t *testing.T) {
 		"ends_an_agent_that_falls_silent": {
 			does:   "hang-after",
 			change: func(r *runner.Runner, _ *agent.Request) { r.Watch.Idle = soon },
-			want:   ending{IsError: true, Subtype: agent.SubtypeIdle, Code: -1, Turns: 1, Cost: 0.5, TimedOut: true}},
+			want:   ending{IsError: true, Subtype: agent.SubtypeIdle, Code: -1, Turns: 1, Cost: 0.5, TimedOut: true, Partial: true}},
 		"ends_a_turn_at_its_timeout": {
 			does:   "hang",
 			change: func(_ *runner.Runner, q *agent.Request) { q.Profile.Timeout = soon },
@@ -184,7 +185,7 @@ func TestRun(t *testing.T) {
 		"stops_at_the_cost_cap": {
 			does:   "spends",
 			change: func(r *runner.Runner, q *agent.Request) { q.CostCapUSD = 2.5 },
-			want:   ending{IsError: true, Subtype: agent.SubtypeCostCap, Code: -1, Turns: 10, Cost: 2.5, Capped: true}},
+			want:   ending{IsError: true, Subtype: agent.SubtypeCostCap, Code: -1, Turns: 10, Cost: 2.5, Capped: true, Partial: true}},
 		"tells_a_turn_that_ended_at_the_cap": {
 			does:   "done",
 			change: func(_ *runner.Runner, q *agent.Request) { q.CostCapUSD = 0.25 },
