@@ -56,7 +56,7 @@ type Report struct {
 	CostUSD *USD `json:"cost_usd,omitempty"`
 	// CostPartial says that it cost at least that much: the turn broke off.
 	CostPartial bool         `json:"cost_partial,omitempty"`
-	Usage   []ModelUsage `json:"usage,omitempty"`
+	Usage       []ModelUsage `json:"usage,omitempty"`
 
 	Outcome   *Outcome        `json:"outcome,omitempty"`
 	RateLimit json.RawMessage `json:"rate_limit,omitempty"`

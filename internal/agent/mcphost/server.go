@@ -80,6 +80,7 @@ type Server struct {
 	exited   chan struct{} // closes when the tree is gone
 	exit     agent.Exit
 	waitErr  error
+	killed   bool // by Kill
 	close    func() error
 }
 
@@ -360,6 +361,19 @@ func (s *Server) Freeze() error { return s.tree.Freeze() }
 // Thaw lets the server go on.
 func (s *Server) Thaw() error { return s.tree.Thaw() }
 
+// RunUntil bounds how long the server may run unseen, as agent.Bounded says.
+func (s *Server) RunUntil(at time.Time) error { return s.tree.RunUntil(at) }
+
+// Kill ends the server as it stands, of a turn that another may run in the stead of. Close
+// follows, by the same goroutine.
+func (s *Server) Kill() error {
+	s.killed = true
+	if err := s.kill(); err != nil {
+		return fmt.Errorf("end host MCP server %s: %w", s.Name(), err)
+	}
+	return nil
+}
+
 // Exited closes when the server and all it started are gone.
 func (s *Server) Exited() <-chan struct{} { return s.exited }
 
@@ -371,6 +385,9 @@ func (s *Server) stop() error {
 	var early error
 	select {
 	case <-s.exited:
+		if s.killed {
+			break
+		}
 		early = fmt.Errorf("host MCP server %s ended by itself (exit code %d, signal %d)", s.Name(), s.exit.Code, s.exit.Signal)
 	default:
 		if err := s.end(); err != nil {
@@ -396,6 +413,10 @@ func (s *Server) end() error {
 		return nil
 	case <-grace.C:
 	}
+	return s.kill()
+}
+
+func (s *Server) kill() error {
 	// Whoever asks has no time left of its own, and the server must end anyway.
 	ctx, cancel := context.WithTimeout(context.Background(), killTime)
 	defer cancel()

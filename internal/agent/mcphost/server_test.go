@@ -224,6 +224,33 @@ func TestServer(t *testing.T) {
 		})
 	}
 
+	t.Run("is killed as it stands", func(t *testing.T) {
+		l, r := launch(t, "stubborn")
+		l.Grace = time.Hour
+		s, err := mcphost.StartServer(t.Context(), l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.RunUntil(time.Now().Add(time.Hour)); err != nil {
+			t.Error(err)
+		}
+		if err := errors.Join(s.Freeze(), s.Kill()); err != nil {
+			t.Error(err)
+		}
+		select {
+		case <-s.Exited():
+		default:
+			t.Error("it is there")
+		}
+		if err := s.RunUntil(time.Now()); !errors.Is(err, os.ErrProcessDone) {
+			t.Errorf("what is gone is bounded: %v", err)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		gone(t, r)
+	})
+
 	t.Run("says that it ended by itself", func(t *testing.T) {
 		t.Parallel()
 		l, r := launch(t, "serves")

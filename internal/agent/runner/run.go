@@ -47,6 +47,7 @@ type running struct {
 	exit        agent.Exit
 	cause       string // the subtype of the first stop; empty while nobody asked
 	asked       bool   // the tree was asked to end
+	still       bool   // it was told to stand still
 	linesBefore int64  // lines read before it was
 	diagnostics []string
 }
@@ -108,6 +109,11 @@ func (t *turn) run(ctx context.Context) *agent.Result {
 	left := u.supervise(ctx)
 	if left != nil {
 		u.note("%v", left)
+	}
+	if u.server != nil && (u.still || fenced(ctx)) {
+		if err := u.server.Kill(); err != nil {
+			u.note("%v", err)
+		}
 	}
 	late := time.AfterFunc(endTime, hush)
 	defer late.Stop()
@@ -178,9 +184,8 @@ func (u *running) supervise(ctx context.Context) error {
 	quiet := agent.SubtypeFirstEvent
 	clocks := []*clock{&whole, &silence, &grace}
 	done, settled := ctx.Done(), u.settled
-	still, kills := false, 0
+	kills := 0
 
-	fenced := func() bool { return errors.Is(context.Cause(ctx), agent.ErrFenced) }
 	// stop asks the tree to end, for the first reason that was given.
 	stop := func(cause string) {
 		whole.stop()
@@ -195,7 +200,7 @@ func (u *running) supervise(ctx context.Context) error {
 		for _, c := range clocks {
 			c.thaw()
 		}
-		if still || fenced() {
+		if u.still || fenced(ctx) {
 			// It may have a successor by now, and is not let go on to end by itself.
 			grace.after(time.Nanosecond)
 			return
@@ -214,7 +219,7 @@ func (u *running) supervise(ctx context.Context) error {
 		case <-done:
 			done = nil
 			stop(agent.SubtypeCancelled)
-			if fenced() {
+			if fenced(ctx) {
 				grace.after(time.Nanosecond) // it may have been asked before
 			}
 		case <-whole.fires():
@@ -253,12 +258,15 @@ func (u *running) supervise(ctx context.Context) error {
 		case s := <-u.steer:
 			err := u.turnTo(s.freeze, clocks)
 			if err == nil {
-				still = s.freeze
+				u.still = s.freeze
 			}
 			s.done <- err
 		}
 	}
 }
+
+// fenced says whether another may run in the turn's stead by now.
+func fenced(ctx context.Context) bool { return errors.Is(context.Cause(ctx), agent.ErrFenced) }
 
 func (u *running) kill(ctx context.Context) error {
 	// The caller's context has mostly ended by now, and the tree must end anyway.
@@ -297,8 +305,17 @@ func (u *running) Freeze() error { return u.call(true) }
 // Thaw lets both go on.
 func (u *running) Thaw() error { return u.call(false) }
 
-// RunUntil bounds how long the agent may run unseen, where what it runs in can.
+// RunUntil bounds how long the agent and its server may run unseen, where what it runs in can.
 func (u *running) RunUntil(at time.Time) error {
+	if u.server != nil {
+		if err := u.server.RunUntil(at); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			return errors.Join(err, u.boundTree(at))
+		}
+	}
+	return u.boundTree(at)
+}
+
+func (u *running) boundTree(at time.Time) error {
 	if b, able := u.tree.(agent.Bounded); able {
 		return b.RunUntil(at)
 	}
