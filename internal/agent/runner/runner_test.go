@@ -350,7 +350,7 @@ func TestRunCancelled(t *testing.T) {
 		defer cancel()
 		r := newRunner(t, driver{args: []string{"hang-after"}})
 		r.Observer.Progress = func(agent.Progress) { cancel() }
-		want := ending{IsError: true, Subtype: agent.SubtypeCancelled, Turns: 1, Cost: 0.5}
+		want := ending{IsError: true, Subtype: agent.SubtypeCancelled, Turns: 1, Cost: 0.5, Partial: true}
 		got := endingOf(runIn(t, ctx, r, request(t)))
 		got.Code = 0
 		if diff := cmp.Diff(want, got); diff != "" {
