@@ -17,6 +17,22 @@ const (
 	startTime = 64 * time.Millisecond
 )
 
+// those looks at processes, but for those that are gone.
+func those(pids []int) ([]process, error) {
+	all := make([]process, 0, len(pids))
+	for _, pid := range pids {
+		p, err := stat(pid)
+		if notFound(err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("process %d: %w", pid, err)
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
+
 // Freeze stops what pids lists, whatever is added meanwhile, and returns when everything
 // it lists stands still.
 func Freeze(pids func() ([]int, error)) error {
@@ -25,18 +41,7 @@ func Freeze(pids func() ([]int, error)) error {
 		if err != nil {
 			return nil, err
 		}
-		var all []process
-		for _, pid := range listed {
-			p, err := stat(pid)
-			if notFound(err) {
-				continue
-			}
-			if err != nil {
-				return nil, fmt.Errorf("process %d: %w", pid, err)
-			}
-			all = append(all, p)
-		}
-		return all, nil
+		return those(listed)
 	}
 	return freeze(func(sig unix.Signal) error {
 		all, err := others()

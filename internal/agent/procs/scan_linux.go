@@ -48,18 +48,7 @@ func table() ([]process, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := make([]process, 0, len(pids))
-	for _, pid := range pids {
-		p, err := stat(pid)
-		if notFound(err) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("process %d: %w", pid, err)
-		}
-		all = append(all, p)
-	}
-	return all, nil
+	return those(pids)
 }
 
 func pids() ([]int, error) {
