@@ -206,9 +206,17 @@ func TestCrash(t *testing.T) {
 			c := d.running()
 			beats := []job.Beat{{Lease: c.Lease, StartedAt: time.Now(), ToolCalls: 2}}
 			return func(db *store.DB) error { _, err := db.Beat(context.Background(), worker, beats); return err },
-				func(t *testing.T, _ moment) {
+				func(t *testing.T, m moment) {
+					if m == cutOff { // the row is held: a beat waits for nobody, a cancel does
+						if got, err := d.Beat(t.Context(), worker, beats); err != nil || len(got) != 0 {
+							t.Errorf("while the first has not ended: %+v, %v", got, err)
+						}
+						if _, err := d.Cancel(t.Context(), c.Job, "me", "why"); err != nil {
+							t.Error(err)
+						}
+					}
 					got, err := d.Beat(t.Context(), worker, beats)
-					if err != nil || !got[0].Ours {
+					if err != nil || len(got) != 1 || !got[0].Ours {
 						t.Errorf("again: %+v, %v", got, err)
 					}
 					if n := ask[int](d, `SELECT tool_calls FROM turnpike.queue WHERE started_at IS NOT NULL`); n != 2 {
