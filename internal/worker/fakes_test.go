@@ -38,10 +38,10 @@ type store struct {
 	// lose makes the next n claims commit and then fail, as a cut connection would.
 	lose     int
 	claims   int
-	deaf     bool // beats alone fail
-	hazy     bool // beats renew, and then fail
-	busy     bool // beats have no answer yet
-	stalled  bool // claims have no answer
+	deaf     bool          // beats alone fail
+	hazy     bool          // beats renew, and then fail
+	busy     chan struct{} // when set, beats have no answer yet, and each tells here
+	stalled  bool          // claims have no answer
 	refuse   func(job.Report) error
 	unknown  map[job.ID]bool
 	register error
@@ -114,7 +114,11 @@ func (s *store) Beat(_ context.Context, _ string, beats []job.Beat) ([]job.Beate
 		return nil, errAway
 	}
 	s.beats = append(s.beats, beats...)
-	if s.busy {
+	if s.busy != nil {
+		select {
+		case s.busy <- struct{}{}:
+		default: // nobody counts so far
+		}
 		return nil, nil
 	}
 	var answers []job.Beaten
@@ -308,6 +312,7 @@ type control struct {
 	until  time.Time
 	err    error
 	stuck  chan struct{} // when set, the first call waits for it
+	told   chan string   // when set, each call tells what it did
 }
 
 func (c *control) note(what string, frozen bool) error {
@@ -323,6 +328,9 @@ func (c *control) note(what string, frozen bool) error {
 		return c.err
 	}
 	c.log, c.frozen = append(c.log, what), frozen
+	if c.told != nil {
+		c.told <- what
+	}
 	return nil
 }
 func (c *control) Freeze() error { return c.note("freeze", true) }

@@ -12,8 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"turnpike/internal/agent"
 	"turnpike/internal/job"
 	"turnpike/internal/worker"
@@ -343,30 +341,31 @@ func TestPool(t *testing.T) {
 	})
 
 	inBubble(t, "knows nothing of a lease from a beat without an answer, and asks again", 1, func(t *testing.T, r *rig) {
-		r.store.busy = true
+		unanswered := make(chan struct{}, 2)
+		r.store.busy, r.runs.control.told = unanswered, make(chan string, 1)
 		r.stream.push(r.store.add(1, plain()))
 		stop := r.serve(t)
-		time.Sleep(4 * time.Second)
+		for range 2 {
+			<-unanswered
+		}
 		select {
 		case <-r.runs.started:
 			t.Error("a turn began whose start is not on record")
 		default:
 		}
-		r.store.set(func() { r.store.busy = false })
+		r.store.set(func() { r.store.busy = nil })
 		asked := time.Now()
 		<-r.runs.started
 		if took := time.Since(asked); took > time.Second {
 			t.Errorf("it was asked again after %s", took)
 		}
-		r.store.set(func() { r.store.busy = true })
-		time.Sleep(10 * time.Minute)
-		if diff := cmp.Diff([]string{"freeze"}, r.runs.control.history()); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
+		r.store.set(func() { r.store.busy = unanswered })
+		if what := <-r.runs.control.told; what != "freeze" {
+			t.Errorf("without an answer: %s", what)
 		}
-		r.store.set(func() { r.store.busy = false })
-		time.Sleep(time.Second)
-		if diff := cmp.Diff([]string{"freeze", "thaw"}, r.runs.control.history()); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
+		r.store.set(func() { r.store.busy = nil })
+		if what := <-r.runs.control.told; what != "thaw" {
+			t.Errorf("with one: %s", what)
 		}
 		r.runs.finish <- &agent.Result{}
 		<-r.store.reported
@@ -434,7 +433,7 @@ func TestPool(t *testing.T) {
 					t.Errorf("an engine is told %s, not %s", again, until)
 				}
 				r.store.set(func() { r.store.deaf = true })
-				time.Sleep(46 * time.Second)
+				<-time.After(time.Until(until))
 				r.store.set(func() { r.store.deaf = false })
 				return until, errors.Join(err, agent.ErrUnready) // as procs answers then
 			}
